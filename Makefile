@@ -48,7 +48,7 @@ demo: venv
 ifneq ($(POOL),file)
 	@command -v $(POOL)-server >/dev/null || scripts/install-servers.sh
 endif
-	$(BIN)/penstock demo $(if $(filter-out file,$(POOL)),--pool-server $(POOL)) \
+	$(BIN)/python -m lab.demo $(if $(filter-out file,$(POOL)),--pool-server $(POOL)) \
 	    $(if $(TRACE),--trace '$(TRACE)') --report demo-report/index.html $(DEMO_OPTIONS)
 
 check: venv

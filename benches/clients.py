@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.servers import Server
+from lab.servers import PoolServer
 
 from benches import report
 from benches.pool_clients import Address, Client, Values, open_all
@@ -132,7 +132,7 @@ def run_transport(transport: str, args: argparse.Namespace) -> list[dict[str, An
     """All sizes over one server and transport."""
     kind, _, over = transport.partition("-")
     found: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as folder, Server(kind, Path(folder)) as server:
+    with tempfile.TemporaryDirectory() as folder, PoolServer(kind, Path(folder)) as server:
         address = Address(kind, server.port, str(server.socket) if over == "unix" else None)
         for size in args.sizes:
             payload = Payload(args.total_mib * MIB, size)

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.e2e import models
+from lab.models import attention
 
 from benches import loopback, report
 from benches.connectors import ENGINE_ENVIRONMENT, Connector, Penstock
@@ -43,7 +43,7 @@ def measure(pool: str, args: argparse.Namespace) -> dict[str, Any]:
         for name, connector in connectors.items()
     }
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
-        weights = models.llama(Path(name) / "model", dtype=DTYPE, **MODEL)
+        weights = attention.llama(Path(name) / "model", dtype=DTYPE, **MODEL)
         prompts = Prompts(args.lengths, args.repetitions, args.seed, TOKEN_BYTES)
         Group(weights, DTYPE, rows, Path(name)).run(prompts)
     found = {

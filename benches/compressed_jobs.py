@@ -16,8 +16,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from lab.servers import PoolServer
 from tests.network import Way
-from tests.servers import Server
 
 from benches import report
 
@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     args = report.begin(parser)
     rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as folder, Server("redis", Path(folder)) as server:
+    with tempfile.TemporaryDirectory() as folder, PoolServer("redis", Path(folder)) as server:
         port = int(server.tcp_url.rsplit(":", 1)[1].split("/")[0])
         with Way(port) as way:
             way.be(mbit=args.mbit)

@@ -12,10 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.servers import Server
-
-from benches.processes import Process
-from penstock.demo.processes import free_port
+from lab.processes import Server, free_port
+from lab.servers import PoolServer
 
 _COMPUTING = max(1, (os.cpu_count() or 2) - 1)
 ENGINE_ENVIRONMENT = {
@@ -88,7 +86,7 @@ class Penstock(Connector):
         self._settings = {f"penstock.{name}": value for name, value in settings.items()}
         self.label = f"Penstock, {kind}" + (f" over {transport}" if transport else "")
         self.label += "".join(f", {value}" for value in settings.values())
-        self._server: Server | None = None
+        self._server: PoolServer | None = None
         self._folder: Path | None = None
         self._segment: Path | None = None
 
@@ -105,7 +103,7 @@ class Penstock(Connector):
         transport = self._transport.replace(" ", "-")
         own = folder / "-".join([self._kind, transport, *self._settings.values()])
         own.mkdir()
-        self._server = Server(self._kind, own)
+        self._server = PoolServer(self._kind, own)
         self._server.start()
         self._url = self._server.tcp_url if self._transport == "TCP" else self._server.unix_url
 
@@ -169,14 +167,14 @@ class LMCache(Connector):
     def __init__(self, *, redis: bool) -> None:
         self.label = "LMCache MP, Redis behind it" if redis else "LMCache MP, its server's DRAM"
         self._with_redis = redis
-        self._redis: Server | None = None
-        self._process: Process | None = None
+        self._redis: PoolServer | None = None
+        self._process: Server | None = None
 
     def start(self, folder: Path) -> None:
         self._folder = folder / ("lmcache-redis" if self._with_redis else "lmcache")
         self._folder.mkdir()
         if self._with_redis:
-            self._redis = Server("redis", self._folder)
+            self._redis = PoolServer("redis", self._folder)
             self._redis.start()
         self._port, self._http_port = free_port(), free_port()
         self._start_server()
@@ -203,7 +201,8 @@ class LMCache(Connector):
                 "num_workers": 4,
             }
             command += ["--l2-adapter", json.dumps(adapter)]
-        self._process = Process(command, self._folder / "server.log", self.environment())
+        log = self._folder / "server.log"
+        self._process = Server("LMCache", command, log, self.environment())
         self._process.wait_for_port(self._http_port)
 
     def between(self) -> None:
@@ -237,7 +236,7 @@ class Mooncake(Connector):
     label = "MooncakeStoreConnector, TCP"
 
     def __init__(self) -> None:
-        self._processes: list[Process] = []
+        self._processes: list[Server] = []
 
     def start(self, folder: Path) -> None:
         own = folder / "mooncake"
@@ -282,8 +281,8 @@ class Mooncake(Connector):
             ],
         ).wait_for_port(holder)
 
-    def _run(self, log: Path, command: list[str]) -> Process:
-        process = Process(command, log, self.environment())
+    def _run(self, log: Path, command: list[str]) -> Server:
+        process = Server(log.stem, command, log, self.environment())
         self._processes.append(process)
         return process
 

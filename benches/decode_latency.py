@@ -24,7 +24,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.e2e import models
+from lab.models import attention
+from lab.models.saved import VOCABULARY
 
 from benches import report
 from benches.load_policy import percentile
@@ -79,7 +80,7 @@ class Decoding:
         assert not self._engine.has_unfinished_requests()
         params = SamplingParams(max_tokens=self._output, ignore_eos=True, detokenize=False)
         for _ in range(self._batch):
-            prompt = [self._random.randrange(3, models.VOCABULARY) for _ in range(self._prompt)]
+            prompt = [self._random.randrange(3, VOCABULARY) for _ in range(self._prompt)]
             number = str(next(self._numbers))
             self._engine.add_request(number, {"prompt_token_ids": prompt}, params)
         decoding = 0
@@ -119,7 +120,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         with Mover(pool, 60.0) as mover, OtherProcess(pool, 60.0) as other:
             # All of vLLM's threads are on another core.
             os.sched_setaffinity(0, cores[:1])
-            model = models.llama(folder / "model", hidden=512, layers=8, heads=8, kv_heads=4)
+            model = attention.llama(folder / "model", hidden=512, layers=8, heads=8, kv_heads=4)
             engine = open_engine(model, f"file://{folder}/connector?size=1GiB", args)
             decoding = Decoding(engine, args)
             windows: dict[str, list[list[float]]] = {ALONE: [], BESIDE: [], OTHER: []}

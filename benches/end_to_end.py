@@ -22,7 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.e2e import models
+from lab.models import attention
+from lab.models.saved import VOCABULARY
 from tests.e2e.node import Answer, Node
 
 from benches import connectors, quiet, report
@@ -93,7 +94,7 @@ class Prompts:
                 yield (
                     repetition,
                     length,
-                    [rng.randrange(3, models.VOCABULARY) for _ in range(length)],
+                    [rng.randrange(3, VOCABULARY) for _ in range(length)],
                 )
 
 
@@ -308,7 +309,7 @@ def run_model(model: str, args: argparse.Namespace) -> dict[str, Any]:
     others = [name for name in args.rows.split(",") if name != BASELINE]
     size = args.together - 1
     shape = MODELS[model]
-    # As tests.e2e.models builds it: keys and values of each layer; all heads make up hidden.
+    # As lab.models.attention builds it: keys and values of each layer; all heads make up hidden.
     head_size = shape["hidden"] // shape["heads"]
     values = 2 * shape["layers"] * shape["kv_heads"] * head_size
     token_bytes = values * (4 if args.dtype == "float32" else 2)
@@ -318,7 +319,7 @@ def run_model(model: str, args: argparse.Namespace) -> dict[str, Any]:
         names = [BASELINE, *others[first : first + size]]
         rows = {name: Row(every[name], {n: Seen() for n in args.lengths}) for name in names}
         with tempfile.TemporaryDirectory() as folder:
-            weights = models.llama(Path(folder) / model, dtype=args.dtype, **shape)
+            weights = attention.llama(Path(folder) / model, dtype=args.dtype, **shape)
             group = Group(weights, args.dtype, rows, Path(folder))
             try:
                 seed = args.seed + number

@@ -17,13 +17,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+from lab.demo.engine import Engine
+from lab.demo.replay import BLOCK_TOKENS, REST_SECONDS
+from lab.models.chat import BEGIN, CONTEXT_TOKENS, VOCABULARY, model_folder
+from lab.processes import Interruption, Processes, free_port
+
 from benches import report
 from benches.connectors import ENGINE_ENVIRONMENT
 from benches.report import progress
-from penstock.demo.engine import Engine
-from penstock.demo.model import BEGIN, CONTEXT_TOKENS, VOCABULARY, model_folder
-from penstock.demo.processes import Interruption, Processes, free_port
-from penstock.demo.replay import BLOCK_TOKENS, REST_SECONDS
 from penstock.pool import POOL_VARIABLE
 from penstock.programs import cache_folder, installed_program, vllm_program
 

@@ -17,7 +17,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.e2e import models
+from lab.models import attention
+from lab.models.saved import VOCABULARY
 from tests.e2e.node import Node
 
 from benches import quiet, report
@@ -61,11 +62,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     rng = random.Random(args.seed)
 
     def prompt(length: int) -> list[int]:
-        return [rng.randrange(3, models.VOCABULARY) for _ in range(length)]
+        return [rng.randrange(3, VOCABULARY) for _ in range(length)]
 
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as ending:
         folder = Path(name)
-        model = models.llama(folder / "model", hidden=512, layers=8, heads=8, kv_heads=4)
+        model = attention.llama(folder / "model", hidden=512, layers=8, heads=8, kv_heads=4)
         engines = [Engine(layout, model, folder) for layout in LAYOUTS]
         for engine in engines:
             ending.callback(engine.node.kill)

@@ -27,10 +27,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.e2e import models
+from lab.models import attention
+from lab.models.saved import VOCABULARY
+from lab.servers import PoolServer
 from tests.e2e.node import Node
 from tests.network import Way
-from tests.servers import Server
 
 from benches import load_policy_plot, quiet, report
 from benches.connectors import ENGINE_ENVIRONMENT
@@ -73,8 +74,7 @@ def prompts(count: int, blocks: int, seed: int) -> list[list[int]]:
     """Prompts of `blocks` whole blocks and some tokens more."""
     rng = random.Random(seed)
     return [
-        [rng.randrange(3, models.VOCABULARY) for _ in range(blocks * BLOCK + 30)]
-        for _ in range(count)
+        [rng.randrange(3, VOCABULARY) for _ in range(blocks * BLOCK + 30)] for _ in range(count)
     ]
 
 
@@ -102,7 +102,7 @@ def sweep(args: argparse.Namespace, model: Path, folder: Path) -> dict[str, Any]
     stored = prompts(min(args.hits, PROMPTS), args.blocks, seed=1)
     fresh = iter(prompts(10_000, args.blocks, seed=2))
     with contextlib.ExitStack() as ending:
-        server = ending.enter_context(Server("valkey", folder))
+        server = ending.enter_context(PoolServer("valkey", folder))
         way = ending.enter_context(Way(server.port))
         with start(model, folder, "first", server.tcp_url, settings={}) as first:
             for prompt in stored:
@@ -224,7 +224,7 @@ def sweep_table(result: dict[str, Any]) -> str:
 def queue(args: argparse.Namespace, model: Path, folder: Path) -> dict[str, Any]:
     """Times of requests that arrive together while the engine computes another one."""
     with contextlib.ExitStack() as ending:
-        server = ending.enter_context(Server("valkey", folder))
+        server = ending.enter_context(PoolServer("valkey", folder))
         way = ending.enter_context(Way(server.port))
         stored = prompts(args.passes * args.queue, args.blocks, seed=3)
         with start(model, folder, "first", server.tcp_url, settings={}) as first:
@@ -317,7 +317,7 @@ def main() -> None:
     args = report.begin(parser, engines=ENGINE_ENVIRONMENT)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        model = models.llama(folder / "model", hidden=512, layers=8, heads=8, kv_heads=4)
+        model = attention.llama(folder / "model", hidden=512, layers=8, heads=8, kv_heads=4)
         if args.queue:
             found = queue(args, model, folder)
             shown = queue_table(found)

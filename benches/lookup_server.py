@@ -25,15 +25,14 @@ from typing import Any
 
 import psutil
 import uvloop
+from lab.processes import Server, free_port
+from lab.servers import PoolServer
 from msgspec import json
 from tests.lookup.pretended import NONE_HASH, Engine
-from tests.servers import Server
 
 from benches import report
-from benches.processes import Process
 from benches.report import progress
 from penstock._native import PrefixHasher, Store
-from penstock.demo.processes import free_port
 
 BLOCK = 16
 SPAN = (0, 2, 0, 1)
@@ -151,8 +150,8 @@ async def ask(
 @contextlib.contextmanager
 def running(
     command: list[str], port: int, log: Path, environment: dict[str, str] | None = None
-) -> Iterator[Process]:
-    process = Process([sys.executable, "-c", *command], log, environment or {})
+) -> Iterator[Server]:
+    process = Server(log.stem, [sys.executable, "-c", *command], log, environment)
     try:
         process.wait_for_port(port)
         yield process
@@ -190,7 +189,7 @@ def main() -> None:
     found: dict[str, list[dict[str, Any]]] = {"look-ups": [], "look-ups, stores": [], "bare": []}
     if args.other is not None:
         found["other"] = []
-    with tempfile.TemporaryDirectory() as folder, Server("valkey", Path(folder)) as valkey:
+    with tempfile.TemporaryDirectory() as folder, PoolServer("valkey", Path(folder)) as valkey:
         progress(f"storing {len(prompts) * args.prompt_blocks} blocks")
         fill(valkey.unix_url, prompts, args.prompt_blocks)
         ports, log = [free_port() for _ in range(3)], Path(folder) / "log"

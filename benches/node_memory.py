@@ -22,10 +22,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.e2e import models
+from lab.models import attention
+from lab.models.saved import VOCABULARY
+from lab.servers import PoolServer
 from tests.e2e.forks import Fork
 from tests.e2e.node import Node
-from tests.servers import Server
 
 from benches import report
 from benches.report import MIB, median_ratio, progress
@@ -72,7 +73,7 @@ def start(
     """A row's engines, and their pool."""
     own = folder / name.replace(" ", "-")
     own.mkdir()
-    server = stack.enter_context(Server("valkey", own))
+    server = stack.enter_context(PoolServer("valkey", own))
     nodes = [
         Node(
             model,
@@ -95,7 +96,7 @@ def requests(prompts: int, count: int, seed: int) -> list[list[int]]:
     """Prompts in the order in which they are asked for, by Zipf's law."""
     rng = random.Random(seed)
     each = [
-        [rng.randrange(3, models.VOCABULARY) for _ in range(PROMPT_BLOCKS * BLOCK + 9)]
+        [rng.randrange(3, VOCABULARY) for _ in range(PROMPT_BLOCKS * BLOCK + 9)]
         for _ in range(prompts)
     ]
     weights = [1 / (rank + 1) for rank in range(prompts)]
@@ -124,7 +125,7 @@ def main() -> None:
     }
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name, ExitStack() as stack:
         folder = Path(name)
-        model = models.llama(folder / "model", hidden=512, layers=8, heads=8, kv_heads=4)
+        model = attention.llama(folder / "model", hidden=512, layers=8, heads=8, kv_heads=4)
         stack.callback(Path(f"/dev/shm/penstock-{segment}").unlink, missing_ok=True)
         rows = []
         for label, (host_bytes, settings) in setups.items():

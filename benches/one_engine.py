@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.models import COMMON, VOCABULARY
+from lab.models.saved import COMMON, VOCABULARY
 from tests.e2e.node import Answer, Node, StartError
 
 from benches import quiet, report

@@ -19,21 +19,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lab.demo.engine import Engine
+from lab.demo.page import picture
+from lab.demo.pd import load
+from lab.demo.pd.figures import Row, row
+from lab.demo.pd.load import Prompt, Timed
+from lab.demo.pd.systems import Apart, RoundRobin, System
+from lab.demo.replay import BLOCK_TOKENS, REST_SECONDS
+from lab.demo.servers import Servers, shares_of_cores, wait_until_ready
+from lab.models.chat import BEGIN, VOCABULARY, model_folder
+from lab.processes import Interruption, Processes, ServerFailed
+
 from benches import connectors, report
 from benches.connectors import Connector
 from benches.report import progress
 from penstock.chart import scatter
 from penstock.completions import Answer
-from penstock.demo.engine import Engine
-from penstock.demo.model import BEGIN, VOCABULARY, model_folder
-from penstock.demo.page import picture
-from penstock.demo.pd import load
-from penstock.demo.pd.figures import Row, row
-from penstock.demo.pd.load import Prompt, Timed
-from penstock.demo.pd.systems import Apart, RoundRobin, System
-from penstock.demo.processes import Interruption, Processes, ServerFailed
-from penstock.demo.replay import BLOCK_TOKENS, REST_SECONDS
-from penstock.demo.servers import Servers, shares_of_cores, wait_until_ready
 from penstock.programs import cache_folder
 
 PLAIN, SHORT_STEPS = "round-robin", "round-robin, short steps"

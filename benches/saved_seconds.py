@@ -15,7 +15,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.e2e import models
+from lab.models import attention
+from lab.models.saved import VOCABULARY
 from tests.e2e.node import Node
 
 from benches import connectors, quiet, report
@@ -30,7 +31,7 @@ the estimate rests on them at first."""
 def prompt(seed: str, tokens: int) -> list[int]:
     """Tokens that no other seed gives."""
     rng = random.Random(seed)
-    return [rng.randrange(3, models.VOCABULARY) for _ in range(tokens)]
+    return [rng.randrange(3, VOCABULARY) for _ in range(tokens)]
 
 
 def engine(model: Path, log: Path, dtype: str, transfer: dict[str, Any] | None) -> Node:
@@ -68,7 +69,7 @@ def main() -> None:
     pool = connectors.Penstock("shm")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        model = models.llama(folder / args.model, dtype=args.dtype, **MODELS[args.model])
+        model = attention.llama(folder / args.model, dtype=args.dtype, **MODELS[args.model])
         pool.start(folder)
         try:
             with engine(model, folder / "first.log", args.dtype, pool.transfer()) as first:

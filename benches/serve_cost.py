@@ -19,12 +19,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from lab.models.chat import model_folder
+from lab.processes import Server, free_port
+
 from benches import connectors, quiet, report
 from benches.connectors import ENGINE_ENVIRONMENT, Connector
-from benches.processes import Process
 from benches.report import progress
-from penstock.demo.model import model_folder
-from penstock.demo.processes import free_port
 
 BASELINE = "none"
 START_TIMEOUT = 400.0
@@ -54,7 +54,8 @@ class Served:
         connector.start(folder)
         if (transfer := connector.transfer()) is not None:
             options += ["--kv-transfer-config", json.dumps(transfer)]
-        self._process = Process(
+        self._process = Server(
+            name,
             [*VLLM, "serve", str(model), *options],
             folder / f"{name}.log",
             OFFLINE | ENGINE_ENVIRONMENT | connector.environment(),

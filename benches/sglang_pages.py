@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lab.servers import PoolServer
 from sglang.srt.environ import envs
 from sglang.srt.mem_cache.hicache_storage import HiCacheFile, HiCacheStorageConfig
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.mem_cache.pool_host.base import host_memory_budget_scope
 from sglang.srt.mem_cache.pool_host.mha import get_mha_host_pool_cls
 from sglang.srt.mem_cache.storage import StorageBackendFactory
-from tests.servers import Server
 
 from benches import report
 from benches.report import MIB, median_ratio, progress, size_name
@@ -237,7 +237,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 def open_ways(held: ExitStack, folder: Path, host: Any) -> list[Way]:
     """All ways, over pools that end with `held`."""
     folder.mkdir()
-    server = held.enter_context(Server("valkey", folder, "--maxmemory", "2gb"))
+    server = held.enter_context(PoolServer("valkey", folder, "--maxmemory", "2gb"))
     shared = f"bench-sglang-{uuid.uuid4().hex[:8]}"
     held.callback(lambda: Path(f"/dev/shm/penstock-{shared}").unlink(missing_ok=True))
     envs.SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR.set(str(folder / "own"))

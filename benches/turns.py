@@ -20,16 +20,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.servers import Server
+from lab.demo.engine import Engine
+from lab.demo.figures import percentile
+from lab.demo.replay import REST_SECONDS
+from lab.demo.servers import Servers, wait_until_ready
+from lab.models.chat import BEGIN, VOCABULARY, model_folder
+from lab.processes import Interruption, Processes
+from lab.servers import PoolServer
 
 from benches import report
 from benches.report import MIB, median_ratio, progress
-from penstock.demo.engine import Engine
-from penstock.demo.figures import percentile
-from penstock.demo.model import BEGIN, VOCABULARY, model_folder
-from penstock.demo.processes import Interruption, Processes
-from penstock.demo.replay import REST_SECONDS
-from penstock.demo.servers import Servers, wait_until_ready
 from penstock.pool import POOL_VARIABLE
 from penstock.programs import cache_folder
 
@@ -120,7 +120,7 @@ def main() -> None:
     segment = f"bench-turns-{os.getpid()}"
     with (
         tempfile.TemporaryDirectory(prefix="penstock-bench-") as name,
-        Server("valkey", Path(name)) as valkey,
+        PoolServer("valkey", Path(name)) as valkey,
         Interruption() as interruption,
         Processes(interruption) as processes,
     ):

@@ -21,12 +21,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from lab.demo.engine import Engine
+from lab.processes import Interruption, Processes, free_port
+
 from benches import report
 from benches.connectors import ENGINE_ENVIRONMENT
 from benches.report import GIB, progress
 from penstock._native import FileDigests
-from penstock.demo.engine import Engine
-from penstock.demo.processes import Interruption, Processes, free_port
 from penstock.pool import POOL_VARIABLE
 from penstock.programs import installed_program, vllm_program
 
@@ -113,14 +114,16 @@ def started(kind: str, weights: Path, folder: Path) -> tuple[float, float]:
         "XDG_CACHE_HOME": str(cache),
         POOL_VARIABLE: (folder / "pool").as_uri(),
     }
+    log = folder / "server.log"
+    log.unlink(missing_ok=True)
     with Interruption() as interruption, Processes(interruption) as processes:
         began = time.perf_counter()
-        server = processes.start("server", command, folder / "server.log", environment)
+        server = processes.start("server", command, log, environment)
         engine = Engine("server", server, port)
         while not engine.is_ready():
             time.sleep(0.05)
         seconds = time.perf_counter() - began
-    waited = re.findall(r"the start waited ([0-9.]+) s", (folder / "server.log").read_text())
+    waited = re.findall(r"the start waited ([0-9.]+) s", log.read_text())
     return seconds, sum(map(float, waited))
 
 

@@ -13,8 +13,6 @@ from pathlib import Path
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # INFO tells what vLLM and Penstock do
 from vllm import LLM, RequestOutput, SamplingParams
 
-from penstock.demo.model import model_folder
-
 PROMPT = "The penstock carries water from the reservoir to the turbine. " * 20
 
 # For one short prompt: load it in any case, and wait for the pool. Leave these out in a server.
@@ -38,9 +36,17 @@ def answer(model: str, pool: str) -> RequestOutput:
     return output
 
 
+def small_model(folder: Path) -> Path:
+    """A small Llama with random weights, which this repository's `lab` makes."""
+    sys.path.append(str(Path(__file__).parents[1]))
+    from lab.models.chat import model_folder
+
+    return model_folder(folder)
+
+
 if __name__ == "__main__":  # vLLM's processes import this file, too
     with tempfile.TemporaryDirectory() as folder:
-        model = sys.argv[1] if len(sys.argv) > 1 else str(model_folder(Path(folder)))
+        model = sys.argv[1] if len(sys.argv) > 1 else str(small_model(Path(folder)))
         outputs = [answer(model, f"file://{folder}/pool?size=2GiB") for _ in range(2)]
     for name, output in zip(("first", "second"), outputs, strict=True):
         tokens = len(output.prompt_token_ids)

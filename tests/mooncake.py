@@ -6,8 +6,9 @@ import contextlib
 import subprocess
 from pathlib import Path
 
+from lab.processes import free_port
+
 import penstock
-from penstock.demo.processes import free_port
 from penstock.errors import StoreError
 from tests.waiting import eventually
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.processes import free_port
 
-from penstock.demo.processes import free_port
 from tests.waiting import LIMIT, eventually
 
 BUCKET = "kv-cache"

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.processes import free_port
 
-from penstock.demo.processes import free_port
 from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[1]

@@ -27,7 +27,9 @@ from penstock.exposition import totals
 from tests.prometheus import DASHBOARD, Prometheus, as_sent
 from tests.waiting import eventually
 
+ROOT = Path(__file__).parents[1]
 PENSTOCK = str(Path(sys.executable).with_name("penstock"))
+DEMO: tuple[str, ...] = (sys.executable, "-m", "lab.demo")
 START_SECONDS = 420.0
 STOP_SECONDS = 240.0
 WHOLE_SECONDS = 900.0
@@ -41,10 +43,11 @@ def start_demo(
     folder: Path, *options: str, material: tuple[str, ...] = ("--conversations", "1")
 ) -> subprocess.Popen[str]:
     """A demo that runs in `folder`, and so does everything that it starts."""
+    places = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.Popen(
-        [PENSTOCK, "demo", *material, "--json", *options],
+        [*DEMO, *material, "--json", *options],
         cwd=folder,
-        env={**os.environ, "TMPDIR": str(folder)},
+        env={**os.environ, "TMPDIR": str(folder), "PYTHONPATH": os.pathsep.join(places)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -10,9 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.e2e import drafts, models
-from tests.e2e.drafts import Drafted
-from tests.e2e.hybrids import HYBRIDS
+from lab.models import attention, drafts
+from lab.models.drafts import Drafted
+from lab.models.hybrids import HYBRIDS
+from lab.models.saved import VOCABULARY
 from tests.e2e.node import new_process
 
 ROOT_BLOCKS = 4
@@ -69,7 +70,7 @@ class Family:
     def tokens(self, count: int, seed: str) -> list[int]:
         """So many tokens of a prompt, the same for the same seed."""
         rng = random.Random(seed)
-        drawn = [rng.randrange(3, models.VOCABULARY) for _ in range(count)]
+        drawn = [rng.randrange(3, VOCABULARY) for _ in range(count)]
         if self.repeats:
             drawn = (drawn[:PHRASE] * (count // PHRASE + 1))[:count]
         return drawn
@@ -95,7 +96,7 @@ _NGRAM = {
 # vLLM on CPUs has no hits of its own with MLA, unless it is told that its kernels go on from a
 # prefix. Those kernels know blocks of 16 tokens only.
 _LATENT_BLOCK = 16
-_LATENT = models.LATENT_ENGINE | {
+_LATENT = attention.LATENT_ENGINE | {
     "prepare": "tests.e2e.mla_on_cpu:right_rotary_and_own_hits",
     "max_model_len": 12 * _LATENT_BLOCK,
 }
@@ -104,13 +105,13 @@ FAMILIES: dict[str, Family] = {
     "lfm2": _hybrid("lfm2", 1100 << 10, few_blocks=15),
     "qwen3_next": _hybrid("qwen3_next", 1350 << 10),
     "granite_hybrid": _hybrid("granite_hybrid", 2700 << 10, few_blocks=24),
-    "ngram": Family(models.llama, 128, 1 << 20, {"speculative_config": _NGRAM}, repeats=True),
+    "ngram": Family(attention.llama, 128, 1 << 20, {"speculative_config": _NGRAM}, repeats=True),
     **{method: _drafted(method) for method in ("draft_model", "eagle", "eagle3", "mtp")},
     "falcon_h1": _hybrid("falcon_h1", 3200 << 10),
     "nemotron_h": _hybrid("nemotron_h", 2100 << 10),
-    "llama": Family(models.llama, 128, 1 << 20),
-    "gemma2": Family(models.gemma2, 128, 2 << 20),
-    "deepseek_v2": Family(models.deepseek_v2, _LATENT_BLOCK, 290 << 10, _LATENT),
+    "llama": Family(attention.llama, 128, 1 << 20),
+    "gemma2": Family(attention.gemma2, 128, 2 << 20),
+    "deepseek_v2": Family(attention.deepseek_v2, _LATENT_BLOCK, 290 << 10, _LATENT),
 }
 """Hybrids with state, speculation on small Llamas and a MiMo, and the plain kinds: full attention,
 windows, MLA."""
@@ -134,6 +135,6 @@ ON_CUDA: dict[str, Family] = {
 }
 """Those that a CUDA device is tried with. No device has confirmed any of them."""
 # Blocks of 64 tokens suit all of vLLM's kernels for MLA on Hopper.
-ON_CUDA["deepseek_v2"] = on_cuda(Family(models.deepseek_v2, 64, 1200 << 10))
+ON_CUDA["deepseek_v2"] = on_cuda(Family(attention.deepseek_v2, 64, 1200 << 10))
 
 BY_DEVICE = {"cpu": FAMILIES, "cuda": ON_CUDA}

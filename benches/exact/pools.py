@@ -9,8 +9,8 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
+from lab.servers import PoolServer
 from tests.e2e.node import new_process
-from tests.servers import Server
 
 from benches.connectors import Connector, LMCache, Mooncake
 
@@ -96,7 +96,7 @@ class Valkey(Pool):
     name = "valkey"
 
     def start(self, folder: Path, room: int = ROOMY) -> None:
-        self._server = Server(
+        self._server = PoolServer(
             "valkey",
             folder,
             *("--maxmemory", str(room + _SERVER_BYTES)),

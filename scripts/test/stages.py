@@ -119,12 +119,15 @@ _ON_A_DEVICE = (
     "tests/gpu",
 )
 
+# The laboratory's processes and servers.
+_SERVERS = ("lab/processes.py", "lab/servers.py")
+
 # What end-to-end tests are made of.
 _ENGINES = (
     *("tests/e2e/conftest.py", "tests/e2e/engines.py", "tests/e2e/forks.py"),
-    *("tests/e2e/hybrids.py", "tests/e2e/models.py", "tests/e2e/node.py"),
-    *("tests/e2e/preloaded.py", "tests/e2e/stored.py"),
+    *("tests/e2e/node.py", "tests/e2e/preloaded.py", "tests/e2e/stored.py"),
     *("tests/network.py", "tests/servers.py", "tests/waiting.py", "requirements"),
+    *(*_SERVERS, *(f"lab/models/{kind}.py" for kind in ("attention", "hybrids", "saved"))),
 )
 
 # What stands between an engine and a pool.
@@ -247,7 +250,7 @@ STAGES = (
         ),
         inputs=(
             *_ENGINES,
-            *("tests/e2e", "tests/prometheus.py", "tests/terminal.py", "tests/watched.py"),
+            *("lab", "tests/e2e", "tests/prometheus.py", "tests/terminal.py", "tests/watched.py"),
             *("python/penstock", "crates/*/src/*", "Cargo.lock", "deploy"),
         ),
     ),
@@ -266,11 +269,8 @@ STAGES = (
                 "tests/prometheus.py",
                 "requirements",
             ),
-            *("python/penstock/demo", "python/penstock/sim", "python/penstock/vllm"),
-            *(
-                f"python/penstock/cli/{name}.py"
-                for name in ("demo", "pool_warm", "serve", "simulate")
-            ),
+            *("lab", "python/penstock/sim", "python/penstock/vllm"),
+            *(f"python/penstock/cli/{name}.py" for name in ("pool_warm", "serve", "simulate")),
             *(f"python/penstock/{name}.py" for name in ("completions", "exposition", "programs")),
             "crates/penstock-sim/src",
         ),
@@ -330,7 +330,7 @@ STAGES = (
         inputs=(
             *_ENGINES,
             *("tests/e2e/test_proxies.py", "tests/e2e/test_router.py"),
-            *("scripts/vllm-examples.sh", "scripts/vllm-router.sh"),
+            *("scripts/vllm-examples.sh", "scripts/vllm-router.sh", "lab/demo/engine.py"),
             *("python/penstock/vllm", "python/penstock/lookup", "crates/penstock-lookup/src"),
         ),
     ),
@@ -339,6 +339,7 @@ STAGES = (
         ("scripts/mooncake.sh", VENV, "0.3.13.post1", *_pytest("tests/pool/test_mooncake.py")),
         inputs=(
             *("tests/pool/test_mooncake.py", "tests/mooncake.py", "scripts/mooncake.sh"),
+            *("tests/waiting.py", "lab/processes.py"),
             *("python/penstock/pool", "crates/penstock-store/src/registered"),
             "crates/penstock-contract/src",
         ),
@@ -347,7 +348,7 @@ STAGES = (
         "SGLang's HiCache: its factory, host pools and threads",
         ("scripts/sglang.sh", VENV, "0.5.23", *_pytest("tests/sglang")),
         inputs=(
-            *("tests/sglang", "scripts/sglang.sh", "requirements"),
+            *("tests/sglang", "scripts/sglang.sh", "requirements", "tests/servers.py", *_SERVERS),
             *("python/penstock/sglang", "python/penstock/pool", "crates/penstock-py/src"),
             "crates/penstock-value/src/sealed",
         ),
@@ -370,7 +371,7 @@ STAGES = (
         _end_to_end(_OF_EACH_KIND, "not soak and not alone and not full"),
         inputs=(
             *(*_ENGINES, *_OF_EACH_KIND, *_CONNECTOR),
-            *("tests/e2e/drafts.py", "tests/e2e/images.py", "tests/e2e/test_parallel.py"),
+            *("lab/models/drafts.py", "lab/models/images.py", "tests/e2e/test_parallel.py"),
         ),
         both_lanes=True,
     ),

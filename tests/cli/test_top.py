@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from lab.processes import free_port
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 from rich.console import Console
 
 from penstock.cli.activity import Activity, Sample, activity, address, total, watch
 from penstock.cli.main import main
 from penstock.cli.top import page
-from penstock.demo.processes import free_port
 from penstock.errors import ConfigError
 from tests.terminal import shown_in_terminal
 

@@ -8,8 +8,8 @@ import urllib.error
 import urllib.request
 
 import pytest
+from lab.processes import free_port
 
-from penstock.demo.processes import free_port
 from penstock.errors import ConfigError
 from penstock.vllm.bootstrap import Bootstrap
 from penstock.vllm.settings import Settings

@@ -11,12 +11,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from lab.models import attention
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, MambaAttentionBackendEnum
 from vllm.v1.attention.backends.utils import resolve_kv_cache_layout
 
 from penstock.layout.negotiate import interior
 from penstock.vllm import compat, layouts
-from tests.e2e import models
 
 
 def importable() -> list[Any]:
@@ -47,7 +47,7 @@ STATES = (
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
     """vLLM's configuration of an engine with Penstock, for a model of each kind."""
-    makers = {"gqa": models.llama, "mla": models.deepseek_v2, "windows": models.gemma2}
+    makers = {"gqa": attention.llama, "mla": attention.deepseek_v2, "windows": attention.gemma2}
     made: dict[str, Any] = {}
 
     def config_for(kind: str) -> Any:

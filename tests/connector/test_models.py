@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.models import attention, hybrids, images
 
 from penstock.errors import ConfigError
 from penstock.vllm.families import FAMILIES, TRIED, family_of
 from penstock.vllm.models import describe
-from tests.e2e import hybrids, images, models
 
 ROOT = Path(__file__).parents[2]
 
@@ -115,10 +115,10 @@ def configured(folder: Path, name: str) -> Path:
 
 
 MADE: dict[str, Callable[[Path], Path]] = {
-    "llama": models.llama,
-    "gemma2": models.gemma2,
-    "gemma4": models.gemma4,
-    "deepseek_v2": models.deepseek_v2,
+    "llama": attention.llama,
+    "gemma2": attention.gemma2,
+    "gemma4": attention.gemma4,
+    "deepseek_v2": attention.deepseek_v2,
     "idefics3": images.idefics3,
     **{name: hybrid.make for name, hybrid in hybrids.HYBRIDS.items()},
 }

@@ -15,12 +15,12 @@ import kubernetes_validate
 import pytest
 import redis
 import yaml
+from lab.processes import free_port
 
 import penstock
 from penstock._native import parse_size
 from penstock.cli.main import make_parser
 from penstock.cli.serve import compose
-from penstock.demo.processes import free_port
 from penstock.vllm.settings import Settings
 from tests.docs.test_facts import vllm_options
 

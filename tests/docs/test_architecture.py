@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "python/penstock"
+LAB = ROOT / "lab"
 COMMON = ""
 """The room of the files that lie in none."""
 
@@ -21,18 +22,38 @@ def drawn(prefix: str) -> list[list[str]]:
     return [floor.strip("{}").split(",") for floor in floors]
 
 
-def test_what_python_rooms_import_lies_beneath_them() -> None:
-    floors = [[COMMON] if rooms == ["*.py"] else rooms for rooms in drawn("python/penstock/")]
+@pytest.mark.parametrize("package", [PACKAGE, LAB], ids=lambda path: path.name)
+def test_what_python_rooms_import_lies_beneath_them(package: Path) -> None:
+    floors = [
+        [COMMON] if rooms == ["*.py"] else rooms for rooms in drawn(f"{package.relative_to(ROOT)}/")
+    ]
     height = {room: -floor for floor, rooms in enumerate(floors) for room in rooms}
-    rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
-    assert set(height) == rooms | {COMMON, "_native"}
+    rooms = {path.parent.name for path in package.glob("*/__init__.py")}
+    native = {"_native"} if package == PACKAGE else set()
+    assert set(height) == rooms | {COMMON} | native
     wrong = [
-        f"{path.relative_to(ROOT)} imports penstock.{name}"
-        for path in PACKAGE.rglob("*.py")
+        f"{path.relative_to(ROOT)} imports {package.name}.{name}"
+        for path in package.rglob("*.py")
         # The package's face names what it gives to users.
-        if path != PACKAGE / "__init__.py"
-        for name in imported(path)
-        if name in height and name != room_of(path) and height[name] >= height[room_of(path)]
+        if path != package / "__init__.py"
+        for name in imported(path, package)
+        if name in height and name != (room := room_of(path, package))
+        if height[name] >= height[room]
+    ]
+    assert wrong == []
+
+
+ABOVE = ("lab", "tests", "benches")
+"""What is not in the wheel, the laboratory first: benches and tests stand on it."""
+
+
+def test_the_package_and_the_laboratory_know_nothing_above_them() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {top}"
+        for folder, above in ((PACKAGE, ABOVE), (LAB, ABOVE[1:]))
+        for path in folder.rglob("*.py")
+        for top in tops(path)
+        if top in above
     ]
     assert wrong == []
 
@@ -112,18 +133,28 @@ def reached(start: str, arrows: dict[str, set[str]]) -> set[str]:
     return found
 
 
-def room_of(path: Path) -> str:
-    inside = path.relative_to(PACKAGE).parts
+def room_of(path: Path, package: Path) -> str:
+    inside = path.relative_to(package).parts
     return inside[0] if len(inside) > 1 else COMMON
 
 
-def imported(path: Path) -> list[str]:
+def imported(path: Path, package: Path) -> list[str]:
     """The parts of the package that a file imports, wherever in the file."""
-    names: list[str] = []
+    parts = [name.split(".") for name in names(path)]
+    return [part[1] for part in parts if part[0] == package.name and len(part) > 1]
+
+
+def tops(path: Path) -> set[str]:
+    """The packages that a file imports from, wherever in the file."""
+    return {name.partition(".")[0] for name in names(path)}
+
+
+def names(path: Path) -> list[str]:
+    """The names that a file imports, with their packages."""
+    found: list[str] = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
-            names += [f"{node.module}.{alias.name}" for alias in node.names]
-    parts = [name.split(".") for name in names]
-    return [part[1] for part in parts if part[0] == "penstock" and len(part) > 1]
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
+    return found

@@ -61,6 +61,7 @@ FOLDERS = (
     "deploy",
     "docs",
     "examples",
+    "lab",
     "python",
     "requirements",
     "scripts",
@@ -133,7 +134,7 @@ def missing_files(name: str) -> list[str]:
         for word in re.findall(r"[\w./-]*\w", re.sub(r"--(json|plot) \S+|\S*[{]\S*", "", span)):
             last = word.rpartition("/")[2]
             is_file = last.rpartition(".")[2] in KINDS and last.count(".") and last[0] != "."
-            is_folder = re.match(r"(tests|docs|benches|crates|deploy|python|scripts)/\w", word)
+            is_folder = re.match(r"(tests|docs|benches|crates|deploy|lab|python|scripts)/\w", word)
             if not (is_file or is_folder) or last in OTHERS_FILES or word[0] == "/":
                 continue
             word = word.removeprefix("./")
@@ -175,7 +176,7 @@ def options() -> set[str]:
 
     take(make_parser())
     programs = (
-        r"(benches|crates|scripts/flaky|tests/soak|tests/cli/golden|python/penstock/cli/serve)\b"
+        r"(benches|crates|lab|scripts/flaky|tests/soak|tests/cli/golden|python/penstock/cli/serve)\b"
         r".*\.(py|rs|sh)"
     )
     for program in files():

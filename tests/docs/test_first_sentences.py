@@ -44,7 +44,11 @@ def python_docs(source: str) -> Iterator[tuple[int, str]]:
 
 @pytest.mark.parametrize(
     ("folder", "kinds", "docs"),
-    [("crates", (".rs",), rust_docs), ("python/penstock", (".py", ".pyi"), python_docs)],
+    [
+        ("crates", (".rs",), rust_docs),
+        ("python/penstock", (".py", ".pyi"), python_docs),
+        ("lab", (".py",), python_docs),
+    ],
 )
 def test_first_sentences_name_their_object(
     folder: str, kinds: tuple[str, ...], docs: Callable[[str], Iterator[tuple[int, str]]]

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.models import attention
+from lab.models.saved import VOCABULARY
 
-from tests.e2e import models
 from tests.e2e.engines import Engines
 from tests.e2e.forks import Fork
 from tests.e2e.node import Node
@@ -30,13 +31,13 @@ KV_BYTES_PER_BLOCK = 4 * 2 * 2 * 32 * 4 * BLOCK
 def tokens(count: int, seed: int) -> list[int]:
     """A prompt of so many random tokens, the same for the same seed."""
     rng = random.Random(seed)
-    return [rng.randrange(3, models.VOCABULARY) for _ in range(count)]
+    return [rng.randrange(3, VOCABULARY) for _ in range(count)]
 
 
 @pytest.fixture(scope="session")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small Llama with grouped-query attention."""
-    return models.llama(tmp_path_factory.mktemp("llama"))
+    return attention.llama(tmp_path_factory.mktemp("llama"))
 
 
 @pytest.fixture(scope="session")

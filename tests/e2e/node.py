@@ -550,7 +550,7 @@ def _seen(request: dict[str, Any]) -> dict[str, Any]:
     """The part of a prompt that has its images."""
     if not request["images"]:
         return {}
-    from tests.e2e.images import picture
+    from lab.models.images import picture
 
     seen: dict[str, Any] = {
         "multi_modal_data": {"image": [picture(number) for number in request["images"]]}

@@ -12,9 +12,9 @@ OPTIONS = (
 )
 """Of its servers: they load whatever the pool has."""
 
-_PROGRAM = """#!{python}
-from penstock.cli import main
-from penstock.demo.servers import Servers
+_PROGRAM = """
+from lab.demo.program import main
+from lab.demo.servers import Servers
 
 sharing = Servers.sharing
 
@@ -29,9 +29,8 @@ raise SystemExit(main())
 """
 
 
-def program(folder: Path, more: str = "") -> Path:
-    """The command `penstock`, whose demo starts patient servers. `more` is done before it runs."""
-    path = folder / "penstock"
-    path.write_text(_PROGRAM.format(python=sys.executable, options=OPTIONS, more=more))
-    path.chmod(0o755)
-    return path
+def program(folder: Path, more: str = "") -> tuple[str, ...]:
+    """The demo's command, with patient servers. `more` is done before it runs."""
+    path = folder / "demo.py"
+    path.write_text(_PROGRAM.format(options=OPTIONS, more=more))
+    return (sys.executable, str(path))

@@ -40,9 +40,9 @@ UNTIL_STORED = """
 import time
 
 import penstock
-import penstock.demo.measure as measuring
-from penstock.demo.engine import Engine
-from penstock.demo.replay import chain
+import lab.demo.measure as measuring
+from lab.demo.engine import Engine
+from lab.demo.replay import chain
 
 pools, brought = [], set()
 start, complete = measuring._start_engines, Engine.complete
@@ -80,7 +80,7 @@ def patient_demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What the tests start is patient."""
     program = patient.program(tmp_path_factory.mktemp("program"), UNTIL_STORED)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(watching, "PENSTOCK", str(program))
+        patch.setattr(watching, "DEMO", program)
         yield
 
 

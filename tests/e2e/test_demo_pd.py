@@ -1,4 +1,4 @@
-"""`penstock demo --pd` on the real vLLM: it measures what it says, and leaves no process behind."""
+"""The demo with `--pd` on the real vLLM: it measures what it says, and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.alone]
 def test_a_decode_server_goes_on_with_what_a_prefill_server_computed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "PENSTOCK", str(patient.program(tmp_path)))
+    monkeypatch.setattr(watching, "DEMO", patient.program(tmp_path))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         page = folder / "report.html"

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.models import attention
+from lab.models.hybrids import HYBRIDS
 
 from penstock.vllm.models import describe
 from tests.connector.test_models import MADE, configured, model
-from tests.e2e import models
-from tests.e2e.hybrids import HYBRIDS
 from tests.e2e.node import Node, StartError
 
 pytestmark = pytest.mark.e2e
@@ -31,7 +31,7 @@ def test_a_model_is_served_as_said(name: str, start: Callable[..., Node], tmp_pa
     if name == "idefics3":
         options = {"skip_tokenizer_init": False}
     if name == "deepseek_v2":
-        options = models.LATENT_ENGINE
+        options = attention.LATENT_ENGINE
     with start(folder, pool=POOL, **options) as node:
         log = node.log.read_text()
     assert re.findall(r"Penstock: layers: (.*)", log) == [said.family.layers]

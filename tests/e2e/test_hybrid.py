@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from lab.models import attention
 
-from tests.e2e import models
 from tests.e2e.conftest import BLOCK, tokens
 from tests.e2e.node import Node
 from tests.e2e.stored import all_stored, stored_in_the_end
@@ -22,7 +22,7 @@ GROUP_BYTES = 2 * 2 * 2 * 64 * 4 * BLOCK
 
 @pytest.fixture(scope="module")
 def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return models.gemma2(tmp_path_factory.mktemp("gemma"))
+    return attention.gemma2(tmp_path_factory.mktemp("gemma"))
 
 
 @pytest.fixture(scope="module")

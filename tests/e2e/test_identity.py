@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from lab.models import attention
 
-from tests.e2e import models
 from tests.e2e.conftest import BLOCK, tokens
 from tests.e2e.node import Node, StartError
 
@@ -51,7 +51,7 @@ def test_another_engine_never_hits(
     start: Callable[..., Node],
     tmp_path: Path,
 ) -> None:
-    model = models.llama(tmp_path / "model", **model_options)
+    model = attention.llama(tmp_path / "model", **model_options)
     with start(model, pool=filled_pool, **engine_args) as node:
         answer = node.ask(PROMPT)
         counters = node.counters()
@@ -112,7 +112,7 @@ def test_what_is_not_supported_is_refused_in_words() -> None:
 
 
 def test_a_hybrid_model_in_one_group(start: Callable[..., Node], tmp_path: Path) -> None:
-    model = models.gemma2(tmp_path / "model")
+    model = attention.gemma2(tmp_path / "model")
     pool = f"file://{tmp_path}/pool?size=256MiB"
     with start(model, pool=pool, disable_hybrid_kv_cache_manager=True) as node:
         cold, own_hit = node.ask(PROMPT), node.ask(PROMPT)

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.models import images
+from lab.models.images import AROUND, FIRST_WORD, IMAGE_TOKENS, PLACEHOLDER
 
-from tests.e2e import images
 from tests.e2e.conftest import tokens
-from tests.e2e.images import AROUND, FIRST_WORD, IMAGE_TOKENS, PLACEHOLDER
 from tests.e2e.node import Answer, Node, StartError
 
 pytestmark = pytest.mark.e2e

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import zmq
+from lab.processes import free_port
 from msgspec.msgpack import Decoder
 
 from penstock._native import Store
-from penstock.demo.processes import free_port
 from tests.e2e.conftest import BLOCK, tokens
 from tests.e2e.node import Node
 from tests.e2e.stored import LIMIT

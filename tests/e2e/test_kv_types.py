@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from lab.models import attention
 
-from tests.e2e import models
 from tests.e2e.conftest import BLOCK, tokens
 from tests.e2e.node import Node, StartError
 from tests.e2e.stored import all_stored
@@ -52,7 +52,7 @@ def test_a_loaded_prompt_is_vllms_own_hit(
 
 @FP8
 def test_groups_may_differ_in_type(start: Callable[..., Node], tmp_path: Path) -> None:
-    gemma = models.gemma2(tmp_path / "model")
+    gemma = attention.gemma2(tmp_path / "model")
     options = {
         "pool": f"file://{tmp_path}/pool?size=1GiB",
         "dtype": "bfloat16",

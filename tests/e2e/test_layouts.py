@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from lab.models import attention
 
-from tests.e2e import models
 from tests.e2e.conftest import BLOCK, tokens
 from tests.e2e.forks import penstock
 from tests.e2e.node import Node, StartError
@@ -17,9 +17,9 @@ from tests.e2e.stored import all_stored
 pytestmark = pytest.mark.e2e
 
 MODELS: dict[str, Callable[[Path], Path]] = {
-    "mha": lambda folder: models.llama(folder, kv_heads=4),
-    "gqa": models.llama,
-    "hybrid": models.gemma2,
+    "mha": lambda folder: attention.llama(folder, kv_heads=4),
+    "gqa": attention.llama,
+    "hybrid": attention.gemma2,
 }
 PROMPTS = [tokens(length, seed=length) for length in (5 * BLOCK + 3, 4 * BLOCK, 7 * BLOCK + 1)]
 
@@ -71,7 +71,7 @@ def test_doctor_explains_the_layout_beforehand(llama: Path, tmp_path: Path) -> N
     assert decision["layout"] == "BLHNC"
     assert "full_attention pages allow it" in decision["reason"]
     assert "CPU_ATTN addresses it" in decision["reason"]
-    model = models.deepseek_v2(tmp_path / "model")
+    model = attention.deepseek_v2(tmp_path / "model")
     latent = penstock("doctor", "--model", str(model), folder=tmp_path)
     assert "KV layout LBNHC: no cross-layer layout: vLLM's CPU kernels for MLA" in latent.stdout
     refused = penstock("doctor", "--model", str(llama), "--kv-layout", "BLNHC", folder=tmp_path)

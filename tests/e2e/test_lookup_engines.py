@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from lab.processes import free_port
 
 import penstock.lookup
-from penstock.demo.processes import free_port
 from penstock.lookup import EngineAddress, OnEngine, Service
 from penstock.lookup.service import Settings
 from tests.e2e.conftest import BLOCK, KV_BYTES_PER_BLOCK, tokens

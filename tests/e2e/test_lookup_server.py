@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from lab.models import attention
 
 import penstock.lookup
 from penstock.lookup import Lora, Service
 from penstock.lookup.service import Settings
-from tests.e2e import models
 from tests.e2e.conftest import BLOCK, tokens
 from tests.e2e.node import Adapter, Node
 from tests.servers import Server
@@ -125,7 +125,7 @@ def test_answers_are_what_an_engine_loads(
 def test_an_adapter_is_found_by_its_content(
     llama: Path, start: Callable[..., Node], tmp_path: Path
 ) -> None:
-    folder = models.lora(tmp_path / "adapter", llama, seed=1)
+    folder = attention.lora(tmp_path / "adapter", llama, seed=1)
     adapter = Adapter("sql", 1, str(folder))
     pool = f"file://{tmp_path}/pool?size=1GiB"
     prompt = tokens(4 * BLOCK + 5, seed=77)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from lab.models import attention
 
-from tests.e2e import models
 from tests.e2e.conftest import tokens
 from tests.e2e.node import Node
 from tests.waiting import eventually
@@ -32,14 +32,14 @@ AS_IT_IS = "tests.e2e.mla_on_cpu:right_rotary"
 
 @pytest.fixture(scope="module")
 def deepseek(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return models.deepseek_v2(tmp_path_factory.mktemp("deepseek"))
+    return attention.deepseek_v2(tmp_path_factory.mktemp("deepseek"))
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_loaded_prompt_is_vllms_own_hit(
     ranks: int, deepseek: Path, start: Callable[..., Node], tmp_path: Path
 ) -> None:
-    options = models.LATENT_ENGINE | {
+    options = attention.LATENT_ENGINE | {
         "tensor_parallel_size": ranks,
         "env": {"VLLM_CPU_OMP_THREADS_BIND": "|".join(map(str, range(ranks)))},
     }
@@ -79,7 +79,7 @@ def test_after_a_damaged_latent_all_is_recomputed(
     deepseek: Path, start: Callable[..., Node], tmp_path: Path
 ) -> None:
     folder = tmp_path / "pool"
-    options = models.LATENT_ENGINE | {"pool": f"file://{folder}?size=1GiB", "prepare": AS_IT_IS}
+    options = attention.LATENT_ENGINE | {"pool": f"file://{folder}?size=1GiB", "prepare": AS_IT_IS}
     with start(deepseek, **options) as first:
         first.ask([*PREFIX[: 10 * BLOCK], 7])
         leading = stored_in(folder, 10)
@@ -128,10 +128,10 @@ def test_a_model_that_writes_into_its_configuration_shares_whoever_has_it(
     """With YaRN it notes there which kind it takes. One rank has its configuration in common with
     the scheduler, and two have copies."""
     yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 4096}
-    model = models.deepseek_v2(
+    model = attention.deepseek_v2(
         tmp_path / "model", rope_parameters=yarn | {"rope_theta": 10000.0, "mscale_all_dim": 1.0}
     )
-    options = models.LATENT_ENGINE | {"pool": f"file://{tmp_path}/pool?size=1GiB"}
+    options = attention.LATENT_ENGINE | {"pool": f"file://{tmp_path}/pool?size=1GiB"}
     with start(model, prepare=AS_IT_IS, **options) as one:
         one.ask(PROMPTS[1])
         one.wait_for("stored_blocks", 20)

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from lab.models import attention
+from lab.models.hybrids import HYBRIDS
 
-from tests.e2e import models
 from tests.e2e.async_on_cpu import ASYNCHRONOUS, RUNS_AHEAD
 from tests.e2e.conftest import tokens
-from tests.e2e.hybrids import HYBRIDS
 from tests.e2e.node import Node
 from tests.network import Way
 from tests.servers import Server
@@ -54,7 +54,7 @@ def serve(start: Callable[..., Node]) -> Callable[..., Node]:
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return models.llama(tmp_path_factory.mktemp("model") / "llama", layers=2)
+    return attention.llama(tmp_path_factory.mktemp("model") / "llama", layers=2)
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +144,7 @@ def test_preempted_requests(
 
 def test_a_hybrid_model(serve: Callable[..., Node], tmp_path: Path) -> None:
     """Full attention and sliding windows: two groups of blocks."""
-    model = models.gemma2(tmp_path / "gemma", window=2 * BLOCK)
+    model = attention.gemma2(tmp_path / "gemma", window=2 * BLOCK)
     pool = f"file://{tmp_path}/pool?size=256MiB"
     with serve(model) as plain, serve(model, pool=pool) as node:
         cold, own_hit = plain.ask(PROMPT), plain.ask(PROMPT)

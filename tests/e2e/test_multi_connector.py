@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.models import attention
 
-from tests.e2e import models
 from tests.e2e.conftest import BLOCK, tokens
 from tests.e2e.node import Node
 from tests.e2e.stored import all_stored
@@ -76,7 +76,7 @@ def test_weights_that_change_are_seen(
     llama: Path, start: Callable[..., Node], tmp_path: Path
 ) -> None:
     pool = f"file://{tmp_path}/pool?size=1GiB"
-    newer = models.llama(tmp_path / "newer", seed=1)
+    newer = attention.llama(tmp_path / "newer", seed=1)
     options = several(tmp_path / "example", pool, first=True)
     # Only Penstock: vLLM's example does not see weights change.
     options["kv_transfer_config"]["kv_connector_extra_config"]["connectors"].pop()

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.models import images
 
 from penstock.errors import ConfigError
 from penstock.vllm.compat import (
@@ -28,7 +29,6 @@ from penstock.vllm.compat import (
     options,
 )
 from penstock.vllm.model_facts import model_facts
-from tests.e2e import images
 
 pytestmark = pytest.mark.e2e
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import psutil
 import pytest
+from lab.models import attention
 
 from penstock.plan import config
 from penstock.plan.kv import KvSizes, Serving
-from tests.e2e import models
 from tests.e2e.conftest import tokens
 from tests.e2e.node import Answer, Node, StartError
 from tests.e2e.test_parallel import QUICKLY_COMPILED
@@ -49,7 +49,7 @@ class Seen:
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """4 layers of 2 KiB a token each."""
     folder = tmp_path_factory.mktemp("model") / "llama"
-    return models.llama(folder, hidden=512, layers=4, heads=4, kv_heads=4, dtype="bfloat16")
+    return attention.llama(folder, hidden=512, layers=4, heads=4, kv_heads=4, dtype="bfloat16")
 
 
 PROMPT = tokens(3 * BLOCK + 5, seed=1)
@@ -158,7 +158,7 @@ def test_seven_layers_and_one(
     look: Callable[..., Seen], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("model") / "deep"
-    deep = models.llama(folder, hidden=512, layers=8, heads=8, kv_heads=4, dtype="bfloat16")
+    deep = attention.llama(folder, hidden=512, layers=8, heads=8, kv_heads=4, dtype="bfloat16")
     sizes = KvSizes(
         config.estimate(config.load(deep)[0]), Serving(block_size=BLOCK, max_length=4096)
     )
@@ -207,7 +207,7 @@ def test_a_stage_without_layers_of_a_group(
 ) -> None:
     """A hybrid cut 3/1: the last stage has no layer that looks back over a window. What is stored
     there is loaded by a new process, with another number of blocks."""
-    gemma = models.gemma2(tmp_path_factory.mktemp("model") / "gemma")
+    gemma = attention.gemma2(tmp_path_factory.mktemp("model") / "gemma")
     memory, batched, page = 64 << 20, 2048, BLOCK * 2 * 2 * 64 * 4
     options: dict[str, Any] = {
         "served": gemma,

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.models import attention
 
-from tests.e2e import models
 from tests.e2e.conftest import BLOCK, tokens
 from tests.e2e.node import Node
 from tests.e2e.test_parallel import TOPOLOGIES
@@ -34,7 +34,7 @@ CHAIN: list[tuple[str, str]] = [
 
 
 def test_every_topology_reads_every_other(start: Callable[..., Node], tmp_path: Path) -> None:
-    deep = models.llama(tmp_path / "deep", layers=8)
+    deep = attention.llama(tmp_path / "deep", layers=8)
     prompts = [tokens(3 * BLOCK + 9 * i, seed=70 + i) for i in range(1, 1 + len(CHAIN))]
     with start(deep) as plain:
         expected = [plain.ask(prompt).tokens for prompt in prompts]

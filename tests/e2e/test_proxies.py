@@ -18,10 +18,10 @@ from typing import Any
 
 import httpx
 import pytest
+from lab.demo.engine import Engine
+from lab.models import attention
+from lab.processes import Interruption, Processes, Server, ServerFailed, free_port
 
-from penstock.demo.engine import Engine
-from penstock.demo.processes import Interruption, Processes, Server, ServerFailed, free_port
-from tests.e2e import models
 from tests.e2e.conftest import BLOCK
 from tests.waiting import LIMIT, eventually
 from tests.watched import START_SECONDS
@@ -57,7 +57,7 @@ class Pair:
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     folder = tmp_path_factory.mktemp("proxies")
-    model = models.qwen3(folder / MODEL, text=TEXT)
+    model = attention.qwen3(folder / MODEL, text=TEXT)
     ports = [free_port() for _ in range(3)]
     with Processes(Interruption()) as processes:
         engines = []

@@ -34,10 +34,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from lab.models import attention
+from lab.processes import free_port
 
 import penstock
-from penstock.demo.processes import free_port
-from tests.e2e import models
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.e2e
@@ -283,7 +283,7 @@ def reader() -> Iterator[Reader]:
     """A reader in a folder with a short path, in which the model lies."""
     with tempfile.TemporaryDirectory(prefix="penstock-") as name:
         made = Reader(Path(name))
-        models.qwen3(made.folder / MODEL, text=PROMPT)
+        attention.qwen3(made.folder / MODEL, text=PROMPT)
         yield made
         for terminal in made.terminals:
             terminal.kill()

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+from lab.demo.engine import Engine
+from lab.models import attention
+from lab.processes import Interruption, Processes, Server, free_port
 
-from penstock.demo.engine import Engine
-from penstock.demo.processes import Interruption, Processes, Server, free_port
-from tests.e2e import models
 from tests.e2e.conftest import BLOCK
 from tests.waiting import LIMIT, eventually
 from tests.watched import START_SECONDS
@@ -78,7 +78,7 @@ def listens(server: Server, url: str) -> None:
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     folder = tmp_path_factory.mktemp("router")
-    model = models.qwen3(folder / MODEL, text=TEXT)
+    model = attention.qwen3(folder / MODEL, text=TEXT)
     pool = f"file://{folder}/pool?size=1GiB"
     engines, followed, served = [], [], []
     with Processes(Interruption()) as processes:

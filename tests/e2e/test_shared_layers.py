@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from lab.models import attention
 
-from tests.e2e import models
 from tests.e2e.conftest import BLOCK, tokens
 from tests.e2e.node import Node
 from tests.e2e.stored import all_stored
@@ -24,9 +24,9 @@ PROMPT = tokens(20 * BLOCK + 5, seed=5)
 @pytest.mark.parametrize(
     ("make", "layout", "blocks"),
     [
-        (models.gemma3n, "BLHNC", 20 + 20),
-        (models.gemma4, "LBHNC", 20 + 2),
-        pytest.param(models.looped, "BLHNC", 20 + 20, marks=pytest.mark.full),
+        (attention.gemma3n, "BLHNC", 20 + 20),
+        (attention.gemma4, "LBHNC", 20 + 2),
+        pytest.param(attention.looped, "BLHNC", 20 + 20, marks=pytest.mark.full),
     ],
     ids=["gemma3n", "gemma4", "looped"],
 )

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.models import drafts
+from lab.models.drafts import Drafted
 
-from tests.e2e import drafts
 from tests.e2e.conftest import BLOCK, tokens
-from tests.e2e.drafts import Drafted
 from tests.e2e.node import Answer, Node
 
 pytestmark = pytest.mark.e2e

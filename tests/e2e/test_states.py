@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from lab.models.hybrids import HYBRIDS, Hybrid
 
 from tests.e2e.conftest import tokens
-from tests.e2e.hybrids import HYBRIDS, Hybrid
 from tests.e2e.node import Answer, Node
 from tests.servers import Server
 from tests.waiting import eventually

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.demo.engine import Engine
+from lab.models.chat import BEGIN, VOCABULARY, model_folder
+from lab.processes import Interruption, Processes, free_port
 
 from penstock.cli import main
-from penstock.demo.engine import Engine
-from penstock.demo.model import BEGIN, VOCABULARY, model_folder
-from penstock.demo.processes import Interruption, Processes, free_port
 from penstock.pool import POOL_VARIABLE
 from penstock.programs import cache_folder, installed_program
 from tests.waiting import eventually

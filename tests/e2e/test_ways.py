@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.models import attention
 
-from tests.e2e import models
 from tests.e2e.conftest import BLOCK, tokens
 from tests.e2e.node import Node
 from tests.e2e.stored import LIMIT
@@ -59,7 +59,7 @@ def test_loads_change_no_answer(way: str, alone: Node, pooled: Node) -> None:
 
 
 def test_a_model_that_makes_embeddings(start: Callable[..., Node], tmp_path: Path) -> None:
-    model, prompt = models.qwen3(tmp_path / "model", text="ab"), [5, 6, 7] * 200
+    model, prompt = attention.qwen3(tmp_path / "model", text="ab"), [5, 6, 7] * 200
     options: dict[str, Any] = {"runner": "pooling", "convert": "embed", "dtype": "float32"}
     with start(model, **options) as node:
         cold = node.way("embedding", prompt)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.models import attention
 
-from tests.e2e import models
 from tests.e2e.conftest import BLOCK, tokens
 from tests.e2e.node import Node
 from tests.e2e.stored import all_stored
@@ -82,7 +82,7 @@ def test_the_weights_of_the_other_format_in_the_folder(
     from safetensors.torch import load_file
 
     both = changed(llama, tmp_path / "both", lambda weights: None)
-    other = models.llama(tmp_path / "other", seed=9)
+    other = attention.llama(tmp_path / "other", seed=9)
     torch.save(load_file(next(other.glob("*.safetensors"))), both / "model.pt")
     assert found(start, both, filled, load_format="pt") == 0
     assert found(start, both, filled, load_format="safetensors") == 4 * BLOCK
@@ -96,7 +96,7 @@ def test_weights_that_came_from_no_file(llama: Path, start: Start, tmp_path: Pat
 
 
 def test_other_rotary_factors_by_the_length_of_the_context(start: Start, tmp_path: Path) -> None:
-    model = models.longrope(tmp_path / "model")
+    model = attention.longrope(tmp_path / "model")
     pool = url(tmp_path)
     stored(start, model, pool, max_model_len=1024)
     assert found(start, model, pool, max_model_len=4096) == 0

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.models import attention
 
-from tests.e2e import models
 from tests.e2e.conftest import BLOCK, tokens
 from tests.e2e.node import Answer, Node
 from tests.e2e.stored import all_stored
@@ -41,7 +41,7 @@ class Extension:
 @pytest.fixture(scope="module")
 def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same model with other weights."""
-    return models.llama(tmp_path_factory.mktemp("newer"), seed=1)
+    return attention.llama(tmp_path_factory.mktemp("newer"), seed=1)
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from lab.processes import free_port
 
 from penstock._native import EngineCache, Store
-from penstock.demo.processes import free_port
 from penstock.errors import ConfigError
 from penstock.lookup import EngineAddress, OnEngine, Service
 from penstock.lookup.engines import EngineView

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.processes import free_port
 
 from penstock._native import Store
-from penstock.demo.processes import free_port
 from penstock.lookup import Service
 from penstock.lookup.http import Application
 from penstock.lookup.service import Limits, Settings

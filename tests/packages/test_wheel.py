@@ -91,14 +91,13 @@ def test_its_bill_of_materials_names_every_crate(wheel: Path) -> None:
 def test_it_brings_what_it_says_and_no_more(environment: Environment) -> None:
     assert set(environment.packages()) - {"penstock"} == {*RICH}
     missing = {name for name in imported(environment).values() if name}
-    assert missing <= {*VLLM, *SGLANG, *LOOKUP, "openai", "packaging", "psutil", "pydantic"}
+    assert missing <= {*VLLM, *SGLANG, *LOOKUP, "openai", "packaging", "pydantic"}
 
 
 def test_what_needs_no_vllm_can_be_imported(environment: Environment) -> None:
     wrong = {name: why for name, why in imported(environment).items() if why}
     assert {name.split(".")[1] for name in wrong} == {
         "completions",
-        "demo",
         "lookup",
         "sglang",
         "vllm",

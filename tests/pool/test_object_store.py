@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.processes import free_port
 
 import penstock
 from penstock.cli import main
-from penstock.demo.processes import free_port
 from penstock.errors import ConfigError, Denied, Unavailable
 from tests.objects import BUCKET, ObjectServer, PolicyServer
 from tests.waiting import LIMIT

@@ -12,14 +12,14 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import penstock
 from penstock.errors import ConfigError, Denied, PenstockError, TimedOut, Unreachable
 from penstock.printable import printable
 
-COMMANDS = ("serve", "plan", "simulate", "doctor", "pool", "lookup-server", "top", "bench", "demo")
+COMMANDS = ("serve", "plan", "simulate", "doctor", "pool", "lookup-server", "top", "bench")
 """The commands, in the order in which help lists them. Each is a module of this package, whose name
 has underscores for dashes."""
 
@@ -84,13 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     elif unknown:
         _chosen(parser, args).error(f"unknown arguments: {' '.join(unknown)}")
     try:
-        status: int = args.run(args)
-        sys.stdout.flush()
-    except ConfigError as error:
-        return _fail(error, WRONG_USAGE)
-    except PenstockError as error:
-        next_step = _NEXT_STEPS.get(type(error))
-        return _fail(f"{error}: {next_step}" if next_step else error, FAILED)
+        return status_of(lambda: int(args.run(args)))
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("penstock"):
             raise
@@ -99,6 +93,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"or install penstock[{_EXTRAS.get(args.command, 'vllm')}]",
             FAILED,
         )
+
+
+def status_of(run: Callable[[], int]) -> int:
+    """The exit status of a program that `run` is the work of. An error takes one line."""
+    try:
+        status = run()
+        sys.stdout.flush()
+    except ConfigError as error:
+        return _fail(error, WRONG_USAGE)
+    except PenstockError as error:
+        next_step = _NEXT_STEPS.get(type(error))
+        return _fail(f"{error}: {next_step}" if next_step else error, FAILED)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:

@@ -1,4 +1,4 @@
-"""Wrong calls of every command.
+"""Wrong calls of every command, and of the demo.
 
 Most follow from a command's own parser: no argument, an option that it does not have, and for each
 of its options values that are wrong for what the option takes. `own` adds what only one command can

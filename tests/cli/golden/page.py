@@ -14,14 +14,19 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+from lab.demo import program as demo
 
 from penstock.cli.main import COMMANDS, main, make_parser
 from tests.cli.golden.calls import Call, calls
 from tests.cli.golden.room import PASSWORD, Room
 
 FOLDER = Path(__file__).parent
+DEMO = "demo"
+"""The demo's name among the commands."""
+
 WIDTH = 100
 """Columns of help."""
 
@@ -41,13 +46,14 @@ def preload() -> None:
     os.environ["NO_COLOR"] = "1"
     for name in COMMANDS:
         importlib.import_module(f"penstock.cli.{name.replace('-', '_')}")
-    for name in ("vllm.settings", "vllm.compat.versions", "demo.measure"):
+    for name in ("vllm.settings", "vllm.compat.versions"):
         importlib.import_module(f"penstock.{name}")
 
 
 def commands() -> dict[str, argparse.ArgumentParser]:
-    """Every command, and every group of commands, without `penstock` before its name."""
-    found = {}
+    """Every command, and every group of commands, without `penstock` before its name; and the
+    demo, a program of its own."""
+    found = {DEMO: demo.make_parser()}
 
     def walk(parser: argparse.ArgumentParser) -> None:
         found[parser.prog.removeprefix("penstock").strip()] = parser
@@ -62,7 +68,14 @@ def commands() -> dict[str, argparse.ArgumentParser]:
 
 def path(command: str, folder: Path = FOLDER) -> Path:
     """The file of a command's page."""
-    return folder / ("-".join(["penstock", *command.split()]) + ".txt")
+    words = ["lab"] if command == DEMO else ["penstock"]
+    return folder / ("-".join([*words, *command.split()]) + ".txt")
+
+
+def _shown(words: Sequence[str]) -> str:
+    """A call as it is typed."""
+    program = ("python", "-m", "lab.demo")
+    return shlex.join((*program, *words[1:]) if words[:1] == (DEMO,) else ("penstock", *words))
 
 
 def page(command: str, parser: argparse.ArgumentParser, room: Room) -> str:
@@ -76,7 +89,7 @@ def page(command: str, parser: argparse.ArgumentParser, room: Room) -> str:
     lines += ["", "-" * WIDTH, _HEAD]
     for call in calls(command, parser):
         status, out, err = _make(call, room)
-        shown = shlex.join(("penstock", *call.words))
+        shown = _shown(call.words)
         for problem in _problems(status, out + err):
             said = f"it ends with {status} and prints\n{out}{err}"
             raise AssertionError(f"{shown}: {problem}; {said}")
@@ -133,7 +146,7 @@ def _run(words: list[str], call: Call, room: Room, out: int, err: int) -> None:
         os.environ["XDG_CACHE_HOME"] = str(room.folder / "cache")
         if call.is_other_user and os.geteuid() == 0:
             os.setuid(_NOBODY)
-        status = main(words)
+        status = demo.main(words[1:]) if words[:1] == [DEMO] else main(words)
     except SystemExit as end:
         status = int(end.code or 0)
     except BaseException:

@@ -1,0 +1,1 @@
+"""The demo with `--pd`: a prefill and a decode server, against two servers behind round-robin."""

@@ -1,1 +1,0 @@
-"""`penstock demo --pd`: a prefill and a decode server, against two servers behind round-robin."""

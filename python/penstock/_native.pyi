@@ -18,24 +18,30 @@ __all__ = [
     "Choice",
     "Coder",
     "Completion",
+    "CopyTimes",
     "Descriptor",
+    "DirectionTimes",
     "EncryptionKeys",
     "Engine",
     "EngineCache",
     "Event",
     "Fence",
     "FileDigests",
+    "GroupSpec",
     "Keeper",
     "Lookup",
     "ModelVariant",
     "Moved",
     "Outcome",
+    "PieceTimes",
     "PoolFinder",
+    "PoolGroup",
     "PrefixHasher",
     "PromptPrefix",
     "Reach",
     "Step",
     "Store",
+    "TensorView",
     "TokenIds",
     "Trace",
     "__version__",
@@ -258,6 +264,8 @@ class TensorView:
     def storage_address(self) -> int: ...
     @property
     def storage_bytes(self) -> int: ...
+    def __eq__(self, value: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
 
 @final
 class GroupSpec:
@@ -270,18 +278,22 @@ class GroupSpec:
     def window(self) -> int | None: ...
     @property
     def keeps_state(self) -> bool: ...
+    def __eq__(self, value: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
 
 @final
 class PoolGroup:
     def __new__(
-        cls, namespace: bytes, spans: Sequence[_Span], *, block_bytes: int = 0
+        cls, namespace: bytes, spans: Sequence[_Span], *, block_bytes: int | None = None
     ) -> PoolGroup: ...
     @property
     def namespace(self) -> bytes: ...
     @property
     def spans(self) -> list[_Span]: ...
     @property
-    def block_bytes(self) -> int: ...
+    def block_bytes(self) -> int | None: ...
+    def __eq__(self, value: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
 
 @final
 class Descriptor:

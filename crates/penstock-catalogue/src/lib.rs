@@ -26,5 +26,5 @@ pub use error::CatalogueError;
 pub use groups::{Group, Groups, Reads};
 pub use hints::Place;
 pub use loads::Moved;
-pub use lookups::{Query, State as LookupState, Taken};
+pub use lookups::{Asker, Query, State as LookupState};
 pub use steps::{Scheduled, Step};

@@ -17,14 +17,23 @@ pub struct Query {
     pub blocks: usize,
 }
 
-/// How the pool took a request's queries.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Taken {
-    /// It took all of them, of so many blocks together.
-    All(usize),
-    /// It refused one, and the request does without. The caller cancels those before it, which have
-    /// these numbers.
-    Refused(Vec<u64>),
+/// Whoever puts queries to the pool.
+pub trait Asker {
+    /// Why a query could not be put.
+    type Error: From<CatalogueError>;
+
+    /// Puts a query to the pool, about these chunks. Returns false if too many wait already.
+    ///
+    /// # Errors
+    /// The query cannot be put.
+    fn put(
+        &mut self,
+        query: &Query,
+        chunks: impl ExactSizeIterator<Item = Chunk>,
+    ) -> std::result::Result<bool, Self::Error>;
+
+    /// Nobody waits for the answer to the query of this number any more.
+    fn cancel(&mut self, number: u64);
 }
 
 /// The state of a request's look-up.
@@ -75,29 +84,30 @@ impl Catalogue {
         Ok(queries)
     }
 
-    /// Begins a look-up as [`ask`](Self::ask) does, and hands each query to `submit`, with its
-    /// chunks. `submit` says whether the pool takes the query. One answer would be worth nothing
-    /// without the others, so the first refusal ends the look-up.
+    /// Begins a look-up as [`ask`](Self::ask) does, and has all its queries put to the pool. Returns
+    /// the number of blocks that are asked for. One answer is worth nothing without the others: if a
+    /// query is not put, those before it are cancelled, and the request does without. Then the
+    /// result is None.
     ///
     /// # Errors
-    /// The request is not known, or what `submit` fails with: then the look-up is under way still.
-    pub fn ask_through<E: From<CatalogueError>>(
+    /// The request is not known, or what `asker` fails with: then the request does without, too.
+    pub fn ask_through<A: Asker>(
         &mut self,
         id: &str,
-        mut submit: impl FnMut(
-            &Query,
-            &mut dyn ExactSizeIterator<Item = Chunk>,
-        ) -> std::result::Result<bool, E>,
-    ) -> std::result::Result<Taken, E> {
+        asker: &mut A,
+    ) -> std::result::Result<Option<usize>, A::Error> {
         let queries = self.ask(id)?;
         for (position, query) in queries.iter().enumerate() {
-            if !submit(query, &mut self.chunks(id, query)?)? {
+            let put = asker.put(query, self.chunks(id, query)?);
+            if !matches!(put, Ok(true)) {
+                for before in &queries[..position] {
+                    asker.cancel(before.number);
+                }
                 self.do_without(id)?;
-                let before = queries[..position].iter();
-                return Ok(Taken::Refused(before.map(|query| query.number).collect()));
+                return put.map(|_| None);
             }
         }
-        Ok(Taken::All(queries.iter().map(|query| query.blocks).sum()))
+        Ok(Some(queries.iter().map(|query| query.blocks).sum()))
     }
 
     /// The chunks of the blocks that a query of the request asks for.

@@ -2,7 +2,8 @@
 
 use penstock_advisor::Reach;
 use penstock_catalogue::{
-    Catalogue, CatalogueError, Group, Groups, Holding, LookupState, Place, Reads, Scheduled, Taken,
+    Asker, Catalogue, CatalogueError, Group, Groups, Holding, LookupState, Place, Query, Reads,
+    Scheduled,
 };
 use penstock_contract::{Chunk, HostChange, Parent, Tenant};
 
@@ -126,37 +127,69 @@ fn a_look_up_is_over_once_all_its_groups_have_answered() {
     assert_eq!(catalogue.answer(queries[1].number, Some(&[true; 4])), 0);
 }
 
+/// A pool that answers one query after another in these ways.
+struct Pool {
+    ways: Vec<Result<bool, CatalogueError>>,
+    put: Vec<(u64, usize, Vec<Chunk>)>,
+    cancelled: Vec<u64>,
+}
+
+impl Asker for Pool {
+    type Error = CatalogueError;
+
+    fn put(
+        &mut self,
+        query: &Query,
+        chunks: impl ExactSizeIterator<Item = Chunk>,
+    ) -> Result<bool, CatalogueError> {
+        self.put.push((query.number, query.group, chunks.collect()));
+        self.ways.remove(0)
+    }
+
+    fn cancel(&mut self, number: u64) {
+        self.cancelled.push(number);
+    }
+}
+
 #[test]
-fn a_refused_query_ends_the_look_up() {
+fn a_query_that_is_not_put_ends_the_look_up() {
     let mut catalogue = catalogue(&[Reads::All, Reads::Window(2 * TOKENS)], 1);
     catalogue.add("a", 65, None).unwrap();
     catalogue.extend("a", &chunks(1..5)).unwrap();
-    let mut ask = |takes: usize| {
-        let mut seen = Vec::new();
-        let taken = catalogue.ask_through::<CatalogueError>("a", |query, asked| {
-            seen.push((query.number, query.group, asked.collect::<Vec<_>>()));
-            Ok(seen.len() <= takes)
-        });
-        (taken, seen, catalogue.lookup("a").unwrap())
+    let failure = CatalogueError::Config("the pool is closed");
+    let mut ask = |ways: &[Result<bool, CatalogueError>]| {
+        let mut pool = Pool {
+            ways: ways.to_vec(),
+            put: Vec::new(),
+            cancelled: Vec::new(),
+        };
+        let asked = catalogue.ask_through("a", &mut pool);
+        assert_eq!(pool.ways, []);
+        (asked, pool, catalogue.lookup("a").unwrap())
     };
-    let (taken, seen, state) = ask(1);
-    let [(first, 0, _), (refused, 1, _)] = seen[..] else {
-        panic!("{seen:?}");
-    };
-    assert_eq!(
-        (taken, state),
-        (Ok(Taken::Refused(vec![first])), LookupState::Over)
-    );
-    let (taken, seen, state) = ask(2);
-    assert_eq!((taken, state), (Ok(Taken::All(8)), LookupState::Asked));
-    assert_eq!((&seen[0].2, &seen[1].2), (&chunks(1..5), &chunks(1..5)));
-    // An answer to the first look-up says nothing of the second.
-    for old in [first, refused] {
-        assert_eq!(catalogue.answer(old, Some(&[true; 4])), 0);
+    let mut old = Vec::new();
+    for (ways, expected) in [
+        (vec![Ok(false)], Ok(None)),
+        (vec![Ok(true), Ok(false)], Ok(None)),
+        (vec![Err(failure.clone())], Err(failure.clone())),
+        (vec![Ok(true), Err(failure.clone())], Err(failure.clone())),
+    ] {
+        let (asked, pool, state) = ask(&ways);
+        assert_eq!((asked, state), (expected, LookupState::Over));
+        let numbers: Vec<u64> = pool.put.iter().map(|put| put.0).collect();
+        assert_eq!(pool.cancelled, numbers[..numbers.len() - 1]);
+        old.extend(numbers);
+    }
+    let (asked, pool, state) = ask(&[Ok(true), Ok(true)]);
+    assert_eq!((asked, state), (Ok(Some(8)), LookupState::Asked));
+    assert_eq!(pool.cancelled, []);
+    let put: Vec<_> = pool.put.iter().map(|put| (put.1, put.2.clone())).collect();
+    assert_eq!(put, [(0, chunks(1..5)), (1, chunks(1..5))]);
+    // Answers to earlier look-ups say nothing of this one.
+    for number in old {
+        assert_eq!(catalogue.answer(number, Some(&[true; 4])), 0);
     }
     assert_eq!(catalogue.lookup("a"), Ok(LookupState::Asked));
-    let unknown = catalogue.ask_through("b", |_, _| Ok(true));
-    assert_eq!(unknown, Err(CatalogueError::UnknownRequest("b".into())));
 }
 
 #[test]

@@ -9,7 +9,7 @@ use crate::CudaError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EngineError {
-    /// A setting is out of bounds.
+    /// An argument or a setting is out of bounds.
     #[error("{0}")]
     Config(&'static str),
     /// The arena's memory could not be reserved.
@@ -23,8 +23,8 @@ pub enum EngineError {
     /// A lane's thread could not be started.
     #[error("cannot start a thread: {0}")]
     Thread(std::io::Error),
-    /// The call contradicts what the engine was told before, or a slot has no room for its objects.
-    /// The text names the group, the job or the size.
+    /// The call does not fit what the engine was told before: an object has no layer of its group, or
+    /// more bytes than a slot. The text names the group, the job or the size.
     #[error("{0}")]
     Refused(String),
     /// The regions are not those of the layout. The text has both numbers.
@@ -32,7 +32,7 @@ pub enum EngineError {
     Regions(String),
     /// An object names layers, heads or a block that the registered memory does not have.
     #[error("not in the registered memory: {0}")]
-    NotInLayout(#[from] LayoutError),
+    NotInLayout(LayoutError),
     /// The device cannot be used.
     #[error(transparent)]
     Device(#[from] CudaError),

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use parking_lot::{MappedRwLockReadGuard, RwLock, RwLockReadGuard};
 use penstock_contract::memory::Run;
-use penstock_layout::{Descriptor, LayoutError, Segment, Span};
+use penstock_layout::{Descriptor, Segment, Span};
 use penstock_value::header::Checksum;
 
 use crate::EngineError;
@@ -108,7 +108,9 @@ impl Registration {
         pages: u64,
         room: usize,
     ) -> Result<usize, EngineError> {
-        self.descriptor.check_span(span)?;
+        self.descriptor
+            .check_span(span)
+            .map_err(EngineError::NotInLayout)?;
         let bytes = self.descriptor.block_bytes(span).saturating_mul(pages);
         if bytes == 0 {
             return Err(EngineError::Refused(format!(
@@ -124,8 +126,10 @@ impl Registration {
     }
 
     /// Checks that the memory has this page.
-    pub(crate) fn check_page(&self, page: u64) -> Result<(), LayoutError> {
-        self.descriptor.check_block(page)
+    pub(crate) fn check_page(&self, page: u64) -> Result<(), EngineError> {
+        self.descriptor
+            .check_block(page)
+            .map_err(EngineError::NotInLayout)
     }
 
     /// Copies the pages of objects into their payloads, in one copy. Returns each payload's checksum,

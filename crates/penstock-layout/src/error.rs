@@ -8,11 +8,11 @@ pub enum LayoutErrorKind {
     Empty,
     /// Sizes do not fit the numbers that count them.
     TooLarge,
-    /// Layers, heads, blocks or bytes lie outside what should hold them.
+    /// Layers, heads, blocks or bytes lie outside what should hold them, or are named absent twice.
     Outside,
-    /// Layers, shares or storages have something in common, but are neither equal nor apart.
+    /// Layers, shares or storages have something in common that they must not have.
     Overlap,
-    /// Layers or heads have no place, or no rank holds them.
+    /// Layers or heads and their places do not match in number, or no rank holds them.
     Missing,
     /// Layers differ that must be alike.
     Differ,

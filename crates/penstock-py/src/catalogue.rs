@@ -1,11 +1,13 @@
 //! The catalogue for Python: hashes, block tables and steps in, numbers and blocks out.
 
+use std::time::Duration;
+
 use penstock_catalogue::{
-    Catalogue as Native, CatalogueError, Groups, Holding, LookupState, Moved as NativeMoved,
-    Scheduled, Taken,
+    Asker, Catalogue as Native, CatalogueError, Groups, Holding, LookupState, Moved as NativeMoved,
+    Query, Scheduled,
 };
-use penstock_contract::{Chunk, HostChange};
-use penstock_engine::{EngineError, look_up_now};
+use penstock_contract::{Chunk, HostChange, Tenant};
+use penstock_engine::{EngineError, Lookup as NativeLookup, look_up_now};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -19,10 +21,10 @@ use crate::groups::{GroupSpec, PoolGroup};
 use crate::keeper::{Keeper, blocks};
 use crate::store::{Store, seconds, tenant};
 
-/// The exception for an error of the catalogue.
-struct Raised(PyErr);
+/// The exception for an error of the catalogue, or of whoever asks the pool for it.
+struct AskError(PyErr);
 
-impl From<CatalogueError> for Raised {
+impl From<CatalogueError> for AskError {
     fn from(error: CatalogueError) -> Self {
         Self(match error {
             CatalogueError::Config(what) => raised::ConfigError::new_err((what,)),
@@ -32,15 +34,15 @@ impl From<CatalogueError> for Raised {
     }
 }
 
-impl From<Raised> for PyErr {
-    fn from(raised: Raised) -> Self {
-        raised.0
+impl From<AskError> for PyErr {
+    fn from(error: AskError) -> Self {
+        error.0
     }
 }
 
 /// The result, or the exception for its error.
 fn raising<T>(result: Result<T, CatalogueError>) -> PyResult<T> {
-    result.map_err(|error| Raised::from(error).into())
+    result.map_err(|error| AskError::from(error).into())
 }
 
 /// What a load or a prefetch moves, over all ranks.
@@ -124,14 +126,63 @@ pub(crate) struct Step {
 #[pyclass(module = "penstock._native")]
 pub(crate) struct Catalogue {
     native: Native,
+    /// The number of groups.
+    groups: usize,
     /// Hashes on their way. The memory is reused.
     chunks: Vec<Chunk>,
 }
 
+impl Catalogue {
+    /// The pool's groups, if there is one for each of the catalogue's.
+    fn checked<'g>(&self, groups: &'g [Py<PoolGroup>]) -> PyResult<&'g [Py<PoolGroup>]> {
+        if groups.len() == self.groups {
+            return Ok(groups);
+        }
+        let (given, known) = (groups.len(), self.groups);
+        let message = format!("{given} groups of the pool for {known} groups of layers");
+        Err(raised::ConfigError::new_err((message,)))
+    }
+}
+
+/// Puts a request's queries to the pool.
+struct Questions<'a> {
+    py: Python<'a>,
+    lookup: &'a NativeLookup,
+    groups: &'a [Py<PoolGroup>],
+    tenant: Option<Tenant>,
+    timeout: Duration,
+}
+
+impl Asker for Questions<'_> {
+    type Error = AskError;
+
+    fn put(
+        &mut self,
+        query: &Query,
+        chunks: impl ExactSizeIterator<Item = Chunk>,
+    ) -> Result<bool, AskError> {
+        let group = self.groups[query.group].get();
+        let (namespace, spans) = (group.namespace_of(self.tenant), group.block_spans());
+        let put = self
+            .lookup
+            .submit(query.number, namespace, chunks, spans, self.timeout);
+        match put {
+            Ok(()) => Ok(true),
+            Err(EngineError::Busy { .. }) => Ok(false),
+            Err(error) => Err(AskError(engine_error(self.py, &error))),
+        }
+    }
+
+    fn cancel(&mut self, number: u64) {
+        self.lookup.cancel(number);
+    }
+}
+
 #[pymethods]
 impl Catalogue {
-    /// `hash_tokens` is the number of tokens that a block hash adds to its chain. With `drops_last`, loads end one unit before what is
-    /// found. Up to `remembered` blocks that the pool has and no request names are remembered.
+    /// `groups` say what the blocks of each group are. `hash_tokens` is the number of tokens that a
+    /// block hash adds to its chain. With `drops_last`, loads end one unit before what is found. Up
+    /// to `remembered` blocks that the pool has and no request names are remembered.
     #[new]
     #[pyo3(signature = (groups, hash_tokens, *, drops_last = false, remembered = 262_144))]
     fn new(
@@ -140,10 +191,11 @@ impl Catalogue {
         drops_last: bool,
         remembered: usize,
     ) -> PyResult<Self> {
-        let groups = groups.iter().map(|spec| spec.get().native()).collect();
-        let groups = raising(Groups::new(groups, hash_tokens))?.dropping_last(drops_last);
+        let specs = groups.iter().map(|spec| spec.get().native()).collect();
+        let specs = raising(Groups::new(specs, hash_tokens))?.dropping_last(drops_last);
         Ok(Self {
-            native: Native::new(groups, remembered),
+            native: Native::new(specs, remembered),
+            groups: groups.len(),
             chunks: Vec::new(),
         })
     }
@@ -208,7 +260,7 @@ impl Catalogue {
 
     // --- look-ups -------------------------------------------------------------------------
 
-    /// Starts the request's look-up, in the pool's groups. Returns the number of blocks that are
+    /// Starts the request's look-up, in the pool's groups: one for each group of layers. Returns the number of blocks that are
     /// asked for. Returns None if too many look-ups wait: then the request does without.
     fn ask(
         &mut self,
@@ -218,24 +270,14 @@ impl Catalogue {
         groups: Vec<Py<PoolGroup>>,
         timeout: f64,
     ) -> PyResult<Option<usize>> {
-        let (native, timeout) = (lookup.native(), seconds(py, timeout)?);
-        let tenant = raising(self.native.tenant(request))?;
-        let taken = self.native.ask_through(request, |query, chunks| {
-            let group = groups[query.group].get();
-            let (namespace, spans) = (group.namespace_of(tenant), group.block_spans());
-            match native.submit(query.number, namespace, chunks, spans, timeout) {
-                Ok(()) => Ok(true),
-                Err(EngineError::Busy { .. }) => Ok(false),
-                Err(error) => Err(Raised(engine_error(py, &error))),
-            }
-        });
-        Ok(match taken? {
-            Taken::All(blocks) => Some(blocks),
-            Taken::Refused(before) => {
-                before.iter().for_each(|&number| native.cancel(number));
-                None
-            }
-        })
+        let mut questions = Questions {
+            py,
+            lookup: lookup.native(),
+            groups: self.checked(&groups)?,
+            tenant: raising(self.native.tenant(request))?,
+            timeout: seconds(py, timeout)?,
+        };
+        Ok(self.native.ask_through(request, &mut questions)?)
     }
 
     /// Looks which of the request's blocks node memory has: host memory has these. That memory is
@@ -247,7 +289,7 @@ impl Catalogue {
         groups: Vec<Py<PoolGroup>>,
     ) -> PyResult<()> {
         let tenant = raising(self.native.tenant(request))?;
-        for (position, group) in groups.iter().enumerate() {
+        for (position, group) in self.checked(&groups)?.iter().enumerate() {
             let (namespace, spans) = (group.get().namespace_of(tenant), group.get().block_spans());
             let chunks = raising(self.native.chunks_of_group(request, position))?;
             let present = look_up_now(&*node.shared(), namespace, chunks, spans);

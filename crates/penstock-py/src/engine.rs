@@ -17,7 +17,7 @@ use crate::blocks::{Blocks, padded};
 use crate::completion::Completion;
 use crate::compress::element_named;
 use crate::cuda::device;
-use crate::errors::{engine_error, interruptibly};
+use crate::errors::{config_error, engine_error, interruptibly};
 use crate::layout::{Descriptor, PySpan};
 use crate::store::{PyNamespace, Store, seconds, tenant};
 
@@ -40,6 +40,8 @@ fn behind(after: Option<&Bound<'_, Fence>>) -> NativeFence {
 #[pyclass(frozen, module = "penstock._native")]
 pub(crate) struct Engine {
     native: Native,
+    /// Longer than any operation of a lane.
+    last_wait: Duration,
 }
 
 #[pymethods]
@@ -48,8 +50,10 @@ impl Engine {
     /// encrypted if the store's are. With `keep`, values stay in host memory until the room is
     /// needed, and are loaded from there. `step_objects` is the most objects that one step stores:
     /// the queues hold several times as many. With `compress`, values of groups with an element type
-    /// are compressed without loss, and compressed values are loaded. A value waits up to `store_wait`
-    /// seconds for host memory, then it is dropped; one put has `store_timeout` seconds.
+    /// are compressed without loss, and compressed values are loaded.
+    ///
+    /// From when a block can be read, it waits up to `store_wait` seconds for host memory; then it is
+    /// dropped. One put has `store_timeout` seconds.
     ///
     /// Loads from shared memory go straight into the blocks, or with `in_place` false through slots.
     ///
@@ -86,14 +90,15 @@ impl Engine {
         config.put_lanes = put_lanes;
         config.keys = store.keys();
         config.compress = compress;
-        config.store_wait = seconds(py, store_wait)?;
-        config.put_timeout = seconds(py, store_timeout)?;
+        config.store_wait = named_seconds(py, "store_wait", store_wait)?;
+        config.put_timeout = named_seconds(py, "store_timeout", store_timeout)?;
+        let last_wait = config.put_timeout + LAST_WAIT;
         let (store, node) = (store.shared(), node.map(Store::shared));
         py.detach(|| match node {
             Some(node) => Native::with_node_memory(store, node, config),
             None => Native::new(store, config),
         })
-        .map(|native| Self { native })
+        .map(|native| Self { native, last_wait })
         .map_err(|error| engine_error(py, &error))
     }
 
@@ -363,7 +368,7 @@ impl Drop for Engine {
     fn drop(&mut self) {
         // If the engine is collected without a shutdown, other Python threads run on while lanes
         // end.
-        Python::attach(|py| py.detach(|| self.native.shutdown(LAST_WAIT)));
+        Python::attach(|py| py.detach(|| self.native.shutdown(self.last_wait)));
     }
 }
 
@@ -373,7 +378,7 @@ impl Drop for Lookup {
     }
 }
 
-/// Longer than any operation of a lane.
+/// Longer than any operation of a lane but a put.
 const LAST_WAIT: Duration = Duration::from_secs(60);
 
 /// Whose blocks a job moves.
@@ -388,6 +393,15 @@ fn owner(py: Python<'_>, salt: Option<&[u8]>, name: &str) -> PyResult<Owner> {
 #[pyfunction]
 pub(crate) fn slot_stride(slot_bytes: usize) -> usize {
     penstock_engine::slot_stride(slot_bytes)
+}
+
+/// A time that an argument gives.
+fn named_seconds(py: Python<'_>, name: &str, value: f64) -> PyResult<Duration> {
+    if value > 0.0 {
+        return seconds(py, value);
+    }
+    let message = format!("{name} must be over 0 seconds, not {value}");
+    Err(config_error(py, message))
 }
 
 /// A time to wait. Zero means only to look.

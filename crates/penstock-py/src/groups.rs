@@ -12,7 +12,8 @@ use crate::store::PyNamespace;
 
 /// What the blocks of a group of layers are: tokens in a block, the tokens that a layer attends to
 /// (`window`; None for all), and whether the layers keep a state in place of each token's KV.
-#[pyclass(frozen, get_all, module = "penstock._native")]
+#[pyclass(frozen, get_all, eq, hash, module = "penstock._native")]
+#[derive(Debug, PartialEq, Eq, Hash)]
 pub(crate) struct GroupSpec {
     /// Tokens in a block.
     block_tokens: u64,
@@ -33,6 +34,10 @@ impl GroupSpec {
             keeps_state,
         }
     }
+
+    fn __repr__(&self) -> String {
+        format!("{self:?}")
+    }
 }
 
 impl GroupSpec {
@@ -49,21 +54,22 @@ impl GroupSpec {
 }
 
 /// Where the pool has the blocks of a group: its namespace, the spans of the objects that make up a
-/// block on all ranks, and the bytes of a block on all ranks (0 where nobody asks).
-#[pyclass(frozen, module = "penstock._native")]
+/// block on all ranks, and the bytes of a block on all ranks, if they are known.
+#[pyclass(frozen, eq, hash, module = "penstock._native")]
+#[derive(Debug, PartialEq, Eq, Hash)]
 pub(crate) struct PoolGroup {
     namespace: Namespace,
     spans: Vec<Span>,
     /// Bytes of a block on all ranks together.
     #[pyo3(get)]
-    block_bytes: u64,
+    block_bytes: Option<u64>,
 }
 
 #[pymethods]
 impl PoolGroup {
     #[new]
-    #[pyo3(signature = (namespace, spans, *, block_bytes = 0))]
-    fn new(namespace: PyNamespace, spans: Vec<PySpan>, block_bytes: u64) -> Self {
+    #[pyo3(signature = (namespace, spans, *, block_bytes = None))]
+    fn new(namespace: PyNamespace, spans: Vec<PySpan>, block_bytes: Option<u64>) -> Self {
         Self {
             namespace: namespace.0,
             spans: PySpan::all(spans),
@@ -75,6 +81,10 @@ impl PoolGroup {
     #[getter]
     fn namespace<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, &self.namespace.0)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("{self:?}")
     }
 
     /// The spans of the objects that make up a block.
@@ -94,12 +104,13 @@ impl PoolGroup {
         &self.spans
     }
 
-    pub(crate) fn kept(&self) -> KeptGroup {
-        KeptGroup {
+    /// The group as the keeper counts it. None if the bytes of a block are not known.
+    pub(crate) fn kept(&self) -> Option<KeptGroup> {
+        Some(KeptGroup {
             namespace: self.namespace,
             spans: self.spans.clone(),
-            block_bytes: self.block_bytes,
-        }
+            block_bytes: self.block_bytes?,
+        })
     }
 
     pub(crate) fn part(&self) -> Part {

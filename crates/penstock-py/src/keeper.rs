@@ -8,7 +8,7 @@ use penstock_engine::{Keeper as Native, KeeperConfig};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::errors::engine_error;
+use crate::errors::{config_error, engine_error};
 use crate::groups::PoolGroup;
 use crate::store::{Store, seconds};
 
@@ -37,7 +37,7 @@ pub(crate) fn blocks(places: Vec<Place>) -> Vec<(usize, Chunk, u64)> {
 
 #[pymethods]
 impl Keeper {
-    /// Starts the thread. Each group's `block_bytes` count towards the shares.
+    /// Starts the thread. Each group's `block_bytes` count towards the shares, and must be known.
     #[new]
     #[pyo3(signature = (store, groups, *, share, account_share, assumed_bytes, every))]
     fn new(
@@ -55,7 +55,13 @@ impl Keeper {
             assumed_bytes,
             every: seconds(py, every)?,
         };
-        let groups = groups.iter().map(|group| group.get().kept()).collect();
+        let groups: Option<_> = groups.iter().map(|group| group.get().kept()).collect();
+        let groups = groups.ok_or_else(|| {
+            config_error(
+                py,
+                "a keeper needs the bytes of a block of each group".to_owned(),
+            )
+        })?;
         let store = store.shared();
         py.detach(|| Native::new(store, groups, config))
             .map(|native| Self { native })

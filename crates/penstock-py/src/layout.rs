@@ -14,7 +14,6 @@ use crate::buffer::Pinned;
 use crate::cuda::device;
 use crate::errors::{config_error, engine_error, layout_error};
 
-type SpanTuple = (u16, u16, u16, u16);
 type TurnTuple = (u32, u32);
 
 /// A span. In Python it is a tuple: first layer, end of the layers, first head, end of the heads.
@@ -30,8 +29,9 @@ impl<'py> FromPyObject<'_, 'py> for PySpan {
     type Error = PyErr;
 
     fn extract(tuple: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        let (layer_start, layer_end, head_start, head_end): SpanTuple = tuple.extract()?;
-        Span::new(layer_start..layer_end, head_start..head_end)
+        let (first_layer, layers_end, first_head, heads_end): (u16, u16, u16, u16) =
+            tuple.extract()?;
+        Span::new(first_layer..layers_end, first_head..heads_end)
             .map(Self)
             .map_err(|e| layout_error(tuple.py(), e))
     }
@@ -50,8 +50,8 @@ impl<'py> IntoPyObject<'py> for PySpan {
 
 /// The KV of one layer, as a tensor: a view of memory that others may share. Shape and strides run
 /// along blocks, heads, tokens and content.
-#[pyclass(frozen, get_all, from_py_object, module = "penstock._native")]
-#[derive(Clone)]
+#[pyclass(frozen, get_all, from_py_object, eq, hash, module = "penstock._native")]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct TensorView {
     /// The layer's index in the whole model.
     layer: u16,
@@ -93,6 +93,10 @@ impl TensorView {
             storage_address,
             storage_bytes,
         }
+    }
+
+    fn __repr__(&self) -> String {
+        format!("{self:?}")
     }
 }
 

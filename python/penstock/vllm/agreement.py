@@ -55,6 +55,7 @@ class Agreement:
         self._changed = ""
         """What stands for weights that changed since the start; empty if none did."""
         self._pool_groups: tuple[PoolGroup, ...] = ()
+        self._namespaces: tuple[bytes, ...] = ()
         self.spans: list[list[Span]] = []
         """By group: the distinct spans that together hold a block. A hit needs all of them."""
         self.ranks_of_group: list[int] = []
@@ -165,7 +166,9 @@ class Agreement:
     def namespaces(self) -> tuple[bytes, ...]:
         """By group: the digest of everything that must agree before two engines share the group's
         objects."""
-        return tuple(group.namespace for group in self.pool_groups)
+        if not self._namespaces:
+            self._namespaces = tuple(group.namespace for group in self.pool_groups)
+        return self._namespaces
 
     @property
     def pool_groups(self) -> tuple[PoolGroup, ...]:
@@ -188,7 +191,7 @@ class Agreement:
         """The weights have changed: the namespaces from now on are of this engine alone, and of
         these weights."""
         self._changed = f"changed:{uuid.uuid4().hex}"
-        self._pool_groups = ()
+        self._pool_groups = self._namespaces = ()
 
     def describe(self, tenant: str = "") -> list[tuple[bytes, dict[str, Any]]]:
         """The groups' namespaces, each with its description for people; those of a tenant, if

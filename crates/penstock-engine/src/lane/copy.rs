@@ -2,7 +2,7 @@
 //! memory, or into slots.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use penstock_contract::{ErrorKind, PutOutcome};
 
@@ -67,13 +67,18 @@ fn gather(inner: &Inner, mut batch: Vec<(StoreTicket, Slot<Empty>)>) {
     }
 }
 
+/// The most time that a batch waits for room in node memory. The owner may wait for its blocks
+/// meanwhile.
+const LONGEST_PLACE: Duration = Duration::from_secs(1);
+
 /// Copies objects' blocks straight into node memory. An object for which it has no room goes on in a
 /// slot.
 fn place(inner: &Inner, batch: Vec<StoreTicket>) {
     let node = inner.node.as_ref().expect("objects are placed there");
     let start = Instant::now();
-    // The blocks are held meanwhile, as if they waited for a slot.
-    let deadline = start + inner.config.store_wait.min(inner.config.put_timeout);
+    // The blocks are held meanwhile, as if they waited for a slot. But nobody who needs them can end
+    // this wait, as with a slot.
+    let deadline = start + inner.config.store_wait.min(LONGEST_PLACE);
     let mut placed = Vec::new();
     for ticket in batch {
         if let Some(given_up) = ticket.given_up() {

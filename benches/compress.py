@@ -190,6 +190,8 @@ def main() -> None:
     args = report.begin(parser)
     if args.kv:
         payloads = {args.element or "bf16": args.kv.read_bytes()}
+        if not all(payloads.values()):
+            parser.error(f"{args.kv} is empty")
     else:
         elements = [args.element] if args.element else Coder.elements
         payloads = {element: synthetic(element, args.size) for element in elements}

@@ -220,16 +220,17 @@ def documented(of: type) -> dict[str, str]:
 
 
 def meanings_of(settings: type) -> dict[str, str]:
-    """The meaning of each field: the text of its option, or else the text beneath it.
+    """The meaning of each field: the text beneath it, or else that of its option.
 
     >>> meanings_of(Settings)["host_memory"].partition(",")[0]
     'Node memory'
     """
-    found = documented(settings)
-    for field in fields(settings):
-        if option := Option.of(field.metadata):
-            found[field.name] = f"{option.help[0].upper()}{option.help[1:]}."
-    return found
+    found = {
+        field.name: f"{option.help[0].upper()}{option.help[1:]}."
+        for field in fields(settings)
+        if (option := Option.of(field.metadata))
+    }
+    return found | documented(settings)
 
 
 def parsers() -> Iterator[argparse.ArgumentParser]:

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from penstock._native import Blocks
+from penstock._native import Blocks, TensorView
 from penstock.vllm.groups import Group, Groups
 from penstock.vllm.messages import BlockJob, StepOrders, WorkerReport
 from penstock.vllm.settings import Settings
-from penstock.vllm.worker import KvMemory, Services, View, WorkerFacts, WorkerHalf
+from penstock.vllm.worker import KvMemory, Services, WorkerFacts, WorkerHalf
 from tests.waiting import LIMIT, eventually
 
 BLOCKS, HEADS, TOKENS, CONTENT = 16, 2, 8, 32
@@ -72,10 +72,17 @@ class Rank:
         self.loaded: set[str] = set()
         self.free: set[str] = set()
 
-    def _view(self, layer: int) -> View:
+    def _view(self, layer: int) -> TensorView:
         memory = self.layers[layer]
-        address = memory.ctypes.data
-        return layer, address, memory.shape, memory.strides, 1, address, memory.nbytes
+        return TensorView(
+            layer,
+            address=memory.ctypes.data,
+            shape=memory.shape,
+            strides=memory.strides,
+            itemsize=1,
+            storage_address=memory.ctypes.data,
+            storage_bytes=memory.nbytes,
+        )
 
     def fill(self, block: int, seed: int) -> None:
         rng = np.random.default_rng(seed)

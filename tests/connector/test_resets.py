@@ -51,7 +51,7 @@ def test_a_store_that_no_rank_has_been_told_of_is_of_blocks_that_are_gone() -> N
     assert orders.finished == ["a"]
 
 
-def test_blocks_that_stores_hold_are_let_go_once() -> None:
+def test_blocks_that_stores_hold_are_freed_once() -> None:
     held: list[int] = []
 
     class Blocks:

@@ -36,13 +36,33 @@ from tests.connector.ranks import (
     job,
 )
 from tests.connector.silent import silent_pool
-from tests.waiting import LIMIT
+from tests.waiting import LIMIT, eventually
 
 IN_MEMORY = Settings("memory://?size=64MiB", host_tier=False, host_bytes=1 << 20)
 BLOCK_BYTES = 2 * LAYER_BYTES
 """In the layers of a group."""
 HEADER_BYTES = 64
 """Of each value in the pool."""
+
+
+@pytest.mark.parametrize(
+    ("limits", "counter"),
+    [
+        # Of a pool that does not answer. Nothing else ends within a test.
+        ({"store_timeout": 0.05, "store_wait": LIMIT}, "stores_failed"),
+        ({"store_timeout": LIMIT, "store_wait": 0.05}, "stores_dropped"),
+    ],
+)
+def test_stores_have_the_limits_of_the_settings(limits: dict[str, float], counter: str) -> None:
+    with silent_pool() as url:
+        # Room for a few blocks on their way. A connection has as long as a look-up.
+        settings = Settings(
+            url, host_tier=False, host_bytes=4 * BLOCK_BYTES, lookup_timeout=LIMIT, **limits
+        )
+        rank = Rank(settings)
+        rank.step(stores=[job(1, blocks(*((n, n) for n in range(BLOCKS))))])
+        eventually(lambda: rank.poll().counters.get(counter, 0) > 0, pause=0.001)
+    rank.half.shutdown()
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import BLOCK, KV_BYTES_PER_BLOCK, tokens
-from tests.e2e.node import Answer, Node
+from tests.e2e.node import STORE_LIMITS, Answer, Node
 from tests.e2e.test_handover import TO_PREFILL
 from tests.servers import Server
 
@@ -37,6 +37,7 @@ SETTINGS = {
     "penstock.handover_timeout": 1.0,
     "penstock.lookup_timeout": 0.5,
     "penstock.load_timeout": 1.0,
+    **dict.fromkeys(STORE_LIMITS),
 }
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 from lab.models import attention
 
+from penstock.vllm.scheduler.orders import Orders
 from tests.e2e.conftest import BLOCK, tokens
 from tests.e2e.node import Node
-from tests.e2e.stored import all_stored, stored_in_the_end
+from tests.e2e.stored import all_stored
 
 pytestmark = pytest.mark.e2e
 
@@ -107,6 +109,36 @@ def test_a_damaged_block_of_either_group_is_recomputed(pooled: tuple[Node, Path]
     assert counted(node, before, "loaded_tokens") == 0
 
 
+GIVEN_AWAY = "a store's blocks are given away"
+
+
+def say_what_is_given_away() -> None:
+    """Called in an engine's process."""
+    flush = Orders.flush
+
+    def said(self: Orders, stores: Iterable[int]) -> None:
+        for store in (given := list(stores)):
+            print(GIVEN_AWAY, store, file=sys.stderr, flush=True)
+        flush(self, given)
+
+    Orders.flush = said  # type: ignore[method-assign]
+
+
+def test_a_store_keeps_the_blocks_that_leave_the_window(
+    gemma: Path, start: Callable[..., Node], tmp_path: Path
+) -> None:
+    """vLLM gives such blocks to the very next step. What a store has not read by then is lost."""
+    with start(
+        gemma,
+        pool=f"file://{tmp_path}/pool?size=1GiB",
+        max_num_batched_tokens=2 * BLOCK,
+        prepare="tests.e2e.test_hybrid:say_what_is_given_away",
+    ) as node:
+        node.ask(tokens(9 * BLOCK + 5, seed=60), max_tokens=BLOCK)
+        all_stored(node, 2 * 10)
+        assert GIVEN_AWAY not in node.log.read_text()
+
+
 def test_blocks_that_leave_the_window_are_read_before_they_are_given_away(
     gemma: Path, start: Callable[..., Node], tmp_path: Path
 ) -> None:
@@ -120,7 +152,7 @@ def test_blocks_that_leave_the_window_are_read_before_they_are_given_away(
     }
     with start(gemma, **options) as first:
         alone = [first.ask(prompt, max_tokens=BLOCK + 10).tokens for prompt in prompts]
-        stored_in_the_end(first, prompts, 2 * 6 * len(prompts))
+        all_stored(first, 2 * 6 * len(prompts))
     with start(gemma, **options) as second:
         for _ in range(2):
             running = [second.start(prompt, max_tokens=BLOCK + 10) for prompt in prompts]

@@ -11,7 +11,7 @@ import pytest
 from lab.models import attention
 
 from tests.e2e.conftest import BLOCK, tokens
-from tests.e2e.node import Node
+from tests.e2e.node import Node, connector_settings
 from tests.e2e.stored import all_stored
 
 pytestmark = pytest.mark.e2e
@@ -22,20 +22,12 @@ FOUND = 5 * BLOCK
 
 def several(folder: Path, pool: str, *, first: bool) -> dict[str, Any]:
     """Options of an engine with Penstock and vLLM's example of a connector, in either order."""
-    settings = {
-        "penstock.pool": pool,
-        "penstock.host_bytes": "128MiB",
-        "penstock.host_tier": False,
-        "penstock.load_policy": "always",
-        "penstock.lookup_timeout": 10.0,
-        "penstock.load_timeout": 20.0,
-    }
     ours = {
         "kv_connector": "PenstockConnector",
         "kv_connector_module_path": "penstock.vllm.connector",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": settings,
+        "kv_connector_extra_config": connector_settings(pool, None),
     }
     theirs = {
         "kv_connector": "ExampleConnector",

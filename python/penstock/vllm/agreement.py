@@ -127,6 +127,7 @@ class Agreement:
             shared_facts({rank: share.draft for rank, share in shares.items()}),
         )
         self._shares = dict(shares)
+        self._pool_groups = self._namespaces = ()
 
     def _possible_spans(
         self, group: Group, holding: Mapping[tuple[int, int], RankShare]

@@ -145,13 +145,16 @@ class Settings:
             "(default: $PENSTOCK_POOL, else a directory in the user's cache)",
         )
     )
-    # Users cannot set 0.
+    """URL of the pool; or several as tiers, the nearest first, with spaces between."""
     host_bytes: _Count = option(
         0,
         "SIZE",
         "host memory, all ranks together, for blocks on their way and for those that stay in "
         "it until the room is needed (default: as much as two steps may store, 1 GiB at least)",
     )
+    """Bytes of host memory, for all ranks of the engine together. It holds blocks on their way, and
+    blocks that stay (the host tier). The default 0, which users cannot set, stands for the bytes
+    that two of the engine's steps may store, and at least 1 GiB."""
     host_tier: bool = True
     """Whether blocks stay in host memory until their room is needed."""
     host_memory: Annotated[str, _Read(_check_host_memory)] = option(
@@ -161,6 +164,9 @@ class Settings:
         "that name it. --host-bytes is then for blocks on their way only (default: each server "
         "has a host tier of its own)",
     )
+    """Node memory, as `shm://NAME?size=64GiB`. All engines of the machine that name it share one
+    host tier, in shared memory. `host_bytes` is then for blocks on their way only: what two steps
+    may store, and at least 128 MiB. Empty: each engine has a host tier of its own."""
     load_policy: Annotated[str, _one_of(*advisor.POLICIES)] = option(
         advisor.AUTO,
         "POLICY",
@@ -226,6 +232,9 @@ class Settings:
         f"had, or {', '.join(LAYOUTS)}",
         choices=(AUTO, *LAYOUTS),
     )
+    """Layout of the engine's KV cache: `auto`, or a layout's name. With `auto`, all layers of a
+    block lie side by side where spec and attention backend allow it. A named layout is refused if
+    it is not possible."""
     compression: Annotated[str, _one_of(OFF, LOSSLESS)] = OFF
     """Whether values in the pool are compressed: `off`, or `lossless`, which keeps every bit.
     Engines share objects only with engines of the same setting."""
@@ -233,14 +242,16 @@ class Settings:
     """Text that goes into the namespace. Engines with different salts share nothing."""
     model_id: str = ""
     """Text that stands for the weights in the namespace, if they cannot be read from files."""
-    # A setting that is present but empty is refused, because a variable that nobody filled in must
-    # not turn encryption off.
     encryption_key_file: Annotated[str, _Within({"min_length": 1})] = option(
         "",
         "FILE",
         "encrypt values with the keys of this file, lines ID:KEY (KEY: base64 of 32 bytes); "
         "the first encrypts, all decrypt (default: $PENSTOCK_ENCRYPTION_KEYS has them, else none)",
     )
+    """File of the keys that values are encrypted with. Without it, the environment variable
+    PENSTOCK_ENCRYPTION_KEYS may hold the keys. Without either, values are not encrypted. A setting
+    that is present but empty is refused, because a variable that nobody filled in must not turn
+    encryption off."""
     otlp_endpoint: Annotated[str, _Read(_check_endpoint)] = ""
     """URL of an OpenTelemetry collector that takes OTLP over HTTP, such as http://127.0.0.1:4318.
     It gets a span of each request that looks for blocks. `/v1/traces` is added to a URL without a

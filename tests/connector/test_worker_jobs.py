@@ -60,8 +60,13 @@ def test_stores_have_the_limits_of_the_settings(limits: dict[str, float], counte
             url, host_tier=False, host_bytes=4 * BLOCK_BYTES, lookup_timeout=LIMIT, **limits
         )
         rank = Rank(settings)
-        rank.step(stores=[job(1, blocks(*((n, n) for n in range(BLOCKS))))])
-        eventually(lambda: rank.poll().counters.get(counter, 0) > 0, pause=0.001)
+        rank.step(stores=[job(n, blocks((n, n))) for n in range(BLOCKS)])
+
+        def is_counted() -> bool:
+            rank.poll()
+            return rank.counts().get(counter, 0) > 0
+
+        eventually(is_counted, pause=0.001)
     rank.half.shutdown()
 
 

@@ -260,8 +260,8 @@ def run(args: argparse.Namespace) -> int:
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
     """What the command line says of the connector's settings, by their names."""
     given = options.given(Settings, args)
-    pool = given.get("pool", os.environ.get(POOL_VARIABLE) or default_pool())
-    found = given | {"pool": words.named_pool(pool)}
+    pool = given.pop("pool", os.environ.get(POOL_VARIABLE) or default_pool())
+    found = {"pool": words.named_pool(pool)} | given
     own = options.names(Settings)
     for text in args.settings:
         name, equals, value = text.partition("=")

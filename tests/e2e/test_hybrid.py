@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from lab.models import attention
 
-from penstock.vllm.scheduler.orders import Orders
 from tests.e2e.conftest import BLOCK, tokens
 from tests.e2e.node import Node
 from tests.e2e.stored import all_stored
@@ -107,36 +105,6 @@ def test_a_damaged_block_of_either_group_is_recomputed(pooled: tuple[Node, Path]
     assert node.ask(prompt).tokens == cold.tokens
     assert counted(node, before, "rejected_objects") >= 1
     assert counted(node, before, "loaded_tokens") == 0
-
-
-GIVEN_AWAY = "a store's blocks are given away"
-
-
-def say_what_is_given_away() -> None:
-    """Called in an engine's process."""
-    flush = Orders.flush
-
-    def said(self: Orders, stores: Iterable[int]) -> None:
-        for store in (given := list(stores)):
-            print(GIVEN_AWAY, store, file=sys.stderr, flush=True)
-        flush(self, given)
-
-    Orders.flush = said  # type: ignore[method-assign]
-
-
-def test_a_store_keeps_the_blocks_that_leave_the_window(
-    gemma: Path, start: Callable[..., Node], tmp_path: Path
-) -> None:
-    """vLLM gives such blocks to the very next step. What a store has not read by then is lost."""
-    with start(
-        gemma,
-        pool=f"file://{tmp_path}/pool?size=1GiB",
-        max_num_batched_tokens=2 * BLOCK,
-        prepare="tests.e2e.test_hybrid:say_what_is_given_away",
-    ) as node:
-        node.ask(tokens(9 * BLOCK + 5, seed=60), max_tokens=BLOCK)
-        all_stored(node, 2 * 10)
-        assert GIVEN_AWAY not in node.log.read_text()
 
 
 def test_blocks_that_leave_the_window_are_read_before_they_are_given_away(

@@ -3,12 +3,14 @@ the layout."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 from lab.models import attention
 
+from penstock.vllm.scheduler.orders import Orders
 from tests.e2e.conftest import BLOCK, tokens
 from tests.e2e.node import Node
 from tests.e2e.stored import all_stored
@@ -49,3 +51,33 @@ def test_what_is_loaded_gives_the_same_tokens(
         loaded = second.ask(PROMPT)
         assert (loaded.cached, loaded.text) == (own_hit.cached, own_hit.text)
         assert second.counters()["loaded_tokens"] == own_hit.cached
+
+
+GIVEN_AWAY = "a store's blocks are given away"
+
+
+def say_what_is_given_away() -> None:
+    """Called in an engine's process."""
+    flush = Orders.flush
+
+    def said(self: Orders, stores: Iterable[int]) -> None:
+        for store in (given := list(stores)):
+            print(GIVEN_AWAY, store, file=sys.stderr, flush=True)
+        flush(self, given)
+
+    Orders.flush = said  # type: ignore[method-assign]
+
+
+def test_a_store_keeps_the_blocks_that_leave_the_window(
+    start: Callable[..., Node], tmp_path: Path
+) -> None:
+    """vLLM gives a block of 1,024 tokens that left the window to the very next step. What a store
+    has not read by then is lost."""
+    with start(
+        attention.gemma4(tmp_path / "model"),
+        pool=f"file://{tmp_path}/pool?size=1GiB",
+        prepare="tests.e2e.test_shared_layers:say_what_is_given_away",
+    ) as node:
+        node.ask(PROMPT)
+        all_stored(node, 20 + 2)
+        assert GIVEN_AWAY not in node.log.read_text()

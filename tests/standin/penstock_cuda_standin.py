@@ -51,15 +51,24 @@ def take_the_kv_cache_for_a_devices() -> None:
     """What vLLM calls in each of its processes."""
     from vllm.v1.worker.worker_base import WorkerBase
 
+    from penstock._native import TensorView
     from penstock.vllm import compat, worker_facts
 
     WorkerBase.penstock_driver_calls = lambda _worker, name: calls(name)
     view = worker_facts._view
 
-    def on_the_device(layer: int, tensor: Any) -> Any:
-        layer, first, shape, strides, element, start, length = view(layer, tensor)
-        address = adopt(start, length)
-        return layer, address + first - start, shape, strides, element, address, length
+    def on_the_device(layer: int, tensor: Any) -> TensorView:
+        host = view(layer, tensor)
+        address = adopt(host.storage_address, host.storage_bytes)
+        return TensorView(
+            layer,
+            address=address + host.address - host.storage_address,
+            shape=host.shape,
+            strides=host.strides,
+            itemsize=host.itemsize,
+            storage_address=address,
+            storage_bytes=host.storage_bytes,
+        )
 
     worker_facts._view = on_the_device
     compat.cuda_device = lambda _devices: DEVICE

@@ -18,9 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.forks import Fork
-from tests.e2e.node import Answer, Node, StartError
-
 from benches import report
 from benches.report import progress
 from benches.trained import harness, text
@@ -45,6 +42,8 @@ from benches.trained.questions import (
     questions,
 )
 from benches.trained.train import KINDS, Recipe, Trained, trained
+from lab.engines.forks import Fork
+from lab.engines.node import Answer, Node, StartError
 
 DTYPES: dict[str, dict[str, str]] = {
     "float32": {"dtype": "float32"},

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from lab.servers import PoolServer
 
 from benches import report
 from benches.pool_clients import Address, Client, Values, open_all
 from benches.report import GIB, MIB, progress, size_name
+from lab.servers import PoolServer
 
 TRANSPORTS = ("redis-tcp", "redis-unix", "valkey-tcp", "valkey-unix")
 

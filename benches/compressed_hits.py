@@ -13,11 +13,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from lab.models import attention
-
 from benches import loopback, report
 from benches.connectors import ENGINE_ENVIRONMENT, Connector, Penstock
 from benches.end_to_end import BASELINE, MODELS, Group, Prompts, Row, Seen, summary
+from lab.models import attention
 
 OFF, LOSSLESS = "off", "lossless"
 POOLS = {

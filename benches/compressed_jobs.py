@@ -16,10 +16,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from lab.servers import PoolServer
-from tests.network import Way
-
 from benches import report
+from lab.network import Way
+from lab.servers import PoolServer
 
 OFF, LOSSLESS = "off", "lossless"
 ROOT = Path(__file__).parents[1]

@@ -24,13 +24,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lab.models import attention
-from lab.models.saved import VOCABULARY
-
 from benches import report
 from benches.load_policy import percentile
 from benches.mover import Mover, OtherProcess
 from benches.report import progress
+from lab.models import attention
+from lab.models.saved import VOCABULARY
 
 ALONE, BESIDE, OTHER = "alone", "beside the engine", "beside another process"
 

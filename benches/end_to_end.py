@@ -22,13 +22,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lab.models import attention
-from lab.models.saved import VOCABULARY
-from tests.e2e.node import Answer, Node
-
 from benches import connectors, quiet, report
 from benches.connectors import ENGINE_ENVIRONMENT, Connector
 from benches.report import progress
+from lab.engines.node import Answer, Node
+from lab.models import attention
+from lab.models.saved import VOCABULARY
 
 BASELINE = "none"
 BLOCK = 128

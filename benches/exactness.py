@@ -20,8 +20,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.node import StartError
-
 from benches import report
 from benches.exact import pools
 from benches.exact.cell import Cell, Engines, compare
@@ -35,6 +33,7 @@ from benches.exact.faults import (
 )
 from benches.exact.reference import ANSWER_TOKENS, Reference
 from benches.report import progress
+from lab.engines.node import StartError
 
 
 @contextlib.contextmanager

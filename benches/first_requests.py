@@ -17,14 +17,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benches import report
+from benches.connectors import ENGINE_ENVIRONMENT
+from benches.report import progress
 from lab.demo.engine import Engine
 from lab.demo.replay import BLOCK_TOKENS, REST_SECONDS
 from lab.models.chat import BEGIN, CONTEXT_TOKENS, VOCABULARY, model_folder
 from lab.processes import Interruption, Processes, free_port
-
-from benches import report
-from benches.connectors import ENGINE_ENVIRONMENT
-from benches.report import progress
 from penstock.pool import POOL_VARIABLE
 from penstock.programs import cache_folder, installed_program, vllm_program
 

@@ -17,13 +17,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from lab.models import attention
-from lab.models.saved import VOCABULARY
-from tests.e2e.node import Node
-
 from benches import quiet, report
 from benches.connectors import ENGINE_ENVIRONMENT
 from benches.report import progress
+from lab.engines.node import Node
+from lab.models import attention
+from lab.models.saved import VOCABULARY
 
 LAYOUTS = ("LBHNC", "BLHNC")
 OUTPUT_TOKENS = 64

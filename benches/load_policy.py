@@ -27,15 +27,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lab.models import attention
-from lab.models.saved import VOCABULARY
-from lab.servers import PoolServer
-from tests.e2e.node import Node
-from tests.network import Way
-
 from benches import load_policy_plot, quiet, report
 from benches.connectors import ENGINE_ENVIRONMENT
 from benches.report import progress
+from lab.engines.node import Node
+from lab.models import attention
+from lab.models.saved import VOCABULARY
+from lab.network import Way
+from lab.servers import PoolServer
 
 BLOCK = 128
 ASKED = {

@@ -25,13 +25,13 @@ from typing import Any
 
 import psutil
 import uvloop
-from lab.processes import Server, free_port
-from lab.servers import PoolServer
 from msgspec import json
-from tests.lookup.pretended import NONE_HASH, Engine
 
 from benches import report
 from benches.report import progress
+from lab.pretended import NONE_HASH, Engine
+from lab.processes import Server, free_port
+from lab.servers import PoolServer
 from penstock._native import PrefixHasher, Store
 
 BLOCK = 16

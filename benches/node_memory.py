@@ -22,14 +22,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benches import report
+from benches.report import MIB, median_ratio, progress
+from lab.engines.forks import Fork
+from lab.engines.node import Node
 from lab.models import attention
 from lab.models.saved import VOCABULARY
 from lab.servers import PoolServer
-from tests.e2e.forks import Fork
-from tests.e2e.node import Node
-
-from benches import report
-from benches.report import MIB, median_ratio, progress
 
 BLOCK = 128
 PROMPT_BLOCKS = 8

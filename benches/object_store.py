@@ -20,11 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.objects import BUCKET, ObjectServer
-
 import penstock
 from benches import report
 from benches.report import MIB, progress, size_name
+from lab.objects import BUCKET, ObjectServer
 
 PACK = 16 * MIB
 THREADS = 4

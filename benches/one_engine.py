@@ -27,13 +27,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lab.models.saved import COMMON, VOCABULARY
-from tests.e2e.node import Answer, Node, StartError
-
 from benches import quiet, report
 from benches.connectors import ENGINE_ENVIRONMENT
 from benches.report import GIB, progress
 from benches.trained.conditions import settle
+from lab.engines.node import Answer, Node, StartError
+from lab.models.saved import COMMON, VOCABULARY
 
 PLAIN, OFFLOADING, PENSTOCK, OTHER = "vllm", "offloading", "penstock", "penstock, another process"
 LABELS = {

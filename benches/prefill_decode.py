@@ -19,6 +19,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benches import connectors, report
+from benches.connectors import Connector
+from benches.report import progress
 from lab.demo.engine import Engine
 from lab.demo.page import picture
 from lab.demo.pd import load
@@ -29,10 +32,6 @@ from lab.demo.replay import BLOCK_TOKENS, REST_SECONDS
 from lab.demo.servers import Servers, shares_of_cores, wait_until_ready
 from lab.models.chat import BEGIN, VOCABULARY, model_folder
 from lab.processes import Interruption, Processes, ServerFailed
-
-from benches import connectors, report
-from benches.connectors import Connector
-from benches.report import progress
 from penstock.chart import scatter
 from penstock.completions import Answer
 from penstock.programs import cache_folder

@@ -21,12 +21,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.mooncake import Mooncake
-from tests.pool.registered import bring_troubled
-
 import penstock
 from benches import report
 from benches.report import MIB, progress, size_name
+from lab.distributions import SQLITE, bring
+from lab.mooncake import Mooncake
 from penstock.pool import Get, Put
 
 BATCH = 8
@@ -153,7 +152,9 @@ def mooncake() -> Iterator[tuple[str, Own]]:
 def sqlite() -> Iterator[tuple[str, Own]]:
     """A data base of its own for each: the pool's URL, and the class."""
     with tempfile.TemporaryDirectory() as folder:
-        sys.path[:0] = map(str, bring_troubled(Path(folder) / "site"))
+        stores = {"sqlite": "penstock_store_sqlite:SqliteStore"}
+        brought = bring(Path(folder) / "site", "penstock-bench", stores)
+        sys.path[:0] = [str(brought), str(SQLITE)]
         own = f"sqlite://{folder}/own.db"
         yield f"sqlite://{folder}/pool.db", lambda values: SqlitesOwn(own, values)
 

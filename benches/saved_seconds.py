@@ -15,13 +15,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from lab.models import attention
-from lab.models.saved import VOCABULARY
-from tests.e2e.node import Node
-
 from benches import connectors, quiet, report
 from benches.connectors import ENGINE_ENVIRONMENT
 from benches.end_to_end import BLOCK, KV_BYTES, MODELS
+from lab.engines.node import Node
+from lab.models import attention
+from lab.models.saved import VOCABULARY
 
 WARM_UPS = 3
 """New prompts that both engines compute first, at rest too: they set up what later ones use, and

@@ -19,12 +19,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from lab.models.chat import model_folder
-from lab.processes import Server, free_port
-
 from benches import connectors, quiet, report
 from benches.connectors import ENGINE_ENVIRONMENT, Connector
 from benches.report import progress
+from lab.models.chat import model_folder
+from lab.processes import Server, free_port
 
 BASELINE = "none"
 START_TIMEOUT = 400.0

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lab.servers import PoolServer
 from sglang.srt.environ import envs
 from sglang.srt.mem_cache.hicache_storage import HiCacheFile, HiCacheStorageConfig
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
@@ -32,6 +31,7 @@ from sglang.srt.mem_cache.storage import StorageBackendFactory
 
 from benches import report
 from benches.report import MIB, median_ratio, progress, size_name
+from lab.servers import PoolServer
 from penstock.sglang import compat
 
 LAYERS, HEADS, HEAD_SIZE = 32, 8, 128

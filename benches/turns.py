@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benches import report
+from benches.report import MIB, median_ratio, progress
 from lab.demo.engine import Engine
 from lab.demo.figures import percentile
 from lab.demo.replay import REST_SECONDS
@@ -27,9 +29,6 @@ from lab.demo.servers import Servers, wait_until_ready
 from lab.models.chat import BEGIN, VOCABULARY, model_folder
 from lab.processes import Interruption, Processes
 from lab.servers import PoolServer
-
-from benches import report
-from benches.report import MIB, median_ratio, progress
 from penstock.pool import POOL_VARIABLE
 from penstock.programs import cache_folder
 

@@ -29,15 +29,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benches import connectors, quiet, report
+from benches.connectors import Connector
+from benches.report import MIB, progress
 from lab.demo.engine import Engine
 from lab.demo.page import picture
 from lab.demo.servers import Servers, shares_of_cores, wait_until_ready
 from lab.models.chat import BEGIN, VOCABULARY, model_folder
 from lab.processes import Interruption, Processes, ServerFailed, free_port
-
-from benches import connectors, quiet, report
-from benches.connectors import Connector
-from benches.report import MIB, progress
 from penstock.chart import Bar, grouped_bars
 from penstock.programs import cache_folder
 

@@ -21,12 +21,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lab.demo.engine import Engine
-from lab.processes import Interruption, Processes, free_port
-
 from benches import report
 from benches.connectors import ENGINE_ENVIRONMENT
 from benches.report import GIB, progress
+from lab.demo.engine import Engine
+from lab.processes import Interruption, Processes, free_port
 from penstock._native import FileDigests
 from penstock.pool import POOL_VARIABLE
 from penstock.programs import installed_program, vllm_program

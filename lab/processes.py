@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import random
 import signal
@@ -16,6 +17,7 @@ from typing import Any
 
 import psutil
 
+from lab.waiting import eventually
 from penstock.errors import PenstockError
 
 _GRACE_SECONDS = 10.0
@@ -149,11 +151,14 @@ class Server:
         Raises:
             ServerFailed: the program ended, or has been running for `deadline` seconds.
         """
-        while True:
+
+        def answers() -> bool:
             self.check(deadline)
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-                return
-            time.sleep(0.1)
+                return True
+            return False
+
+        eventually(answers, seconds=math.inf, pause=0.1)
 
     def log_tail(self) -> str:
         """The last lines of the program's log, as the end of a message."""

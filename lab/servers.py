@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import signal
 import socket
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from lab.processes import Processes, Server, ServerFailed, free_port
+from lab.waiting import eventually
 
 _START_ATTEMPTS = 3
 _LIMIT = 120.0
@@ -133,9 +134,11 @@ class PoolServer:
         )
 
     def _wait_until_it_answers(self) -> None:
-        while not self._greets():
+        def greets() -> bool:
             self._running().check(_LIMIT)
-            time.sleep(0.01)
+            return self._greets()
+
+        eventually(greets, seconds=math.inf)
         # What answers is this server, and no other one at its socket.
         self._running().check(float("inf"))
 

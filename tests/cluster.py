@@ -6,8 +6,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from lab.waiting import eventually
 from tests.servers import Server
-from tests.waiting import eventually
 
 NODES = 6
 NODE_TIMEOUT_MS = 1500

@@ -14,7 +14,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
-from tests.waiting import LIMIT
+from lab.waiting import LIMIT
 from tests.web import serving
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.waiting import eventually
+from lab.waiting import eventually
 
 SERVER = Path("/usr/lib/openssh/sftp-server")
 

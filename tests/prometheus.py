@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab.processes import free_port
 
-from tests.waiting import eventually
+from lab.processes import free_port
+from lab.waiting import eventually
 
 ROOT = Path(__file__).parents[1]
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "deploy/grafana/penstock.json").read_text())

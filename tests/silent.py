@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from lab.waiting import LIMIT, eventually
 from tests.servers import Server
-from tests.waiting import LIMIT, eventually
 
 CHECKS = 5
 """More places than where Python looks for signals before a call of one native function."""

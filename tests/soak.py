@@ -23,10 +23,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import penstock
+from lab.network import Way
+from lab.waiting import LIMIT, eventually
 from penstock.errors import PenstockError
-from tests.network import Way
 from tests.servers import Server
-from tests.waiting import LIMIT, eventually
 
 KEYS = 400
 LARGEST = 300_000

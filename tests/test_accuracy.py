@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from benches import accuracy
 from benches.trained import harness, questions, text, train
 from benches.trained.conditions import Condition, Request
 from benches.trained.questions import Question
 from benches.trained.train import Recipe
-
-from tests.e2e.node import Answer
+from lab.engines.node import Answer
 
 
 class Letters:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benches import compress
 
+from benches import compress
 from penstock._native import Coder
 from penstock.errors import ConfigError, Rejected
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benches import gil
 
+from benches import gil
+from lab.waiting import LIMIT
 from penstock._native import Store
-from tests.waiting import LIMIT
 
 Bench = Callable[[int, float], dict[str, Any]]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benches import host_copy
 
+from benches import host_copy
 from penstock.layout.negotiate import LAYOUTS
 
 SMALL = "--layers 3 --heads 2 --head-dim 4 --block-size 2 --total 64KiB --passes 2"

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benches import report
 
+from benches import report
 from penstock import environment
 from penstock.cli.main import main
 

@@ -12,8 +12,7 @@ from benches.exact.cell import Cell, Looked, compare
 from benches.exact.families import FAMILIES, ON_CUDA, ROOT_BLOCKS, Family
 from benches.exact.faults import EVIDENCE, FAULTS
 from benches.exact.pools import Files
-
-from tests.e2e.node import Answer
+from lab.engines.node import Answer
 
 SAID = Answer((5, 6), (-1.0, -2.0), 128, "length", 0.0)
 

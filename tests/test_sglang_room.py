@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lab.network import LIMIT, Way
 from penstock.cli import main
 from penstock.sglang.counters import COUNTERS, Counters
 from penstock.sglang.hits import ALL_PAGES, TRAILING_PAGES, SidePool, leading, reach
 from penstock.sglang.settings import SGLANG_KEYS, Settings
 from penstock.sglang.store import PageStore, object_name
-from tests.network import LIMIT, Way
 from tests.servers import Server
 
 FLAGS = st.lists(st.booleans(), max_size=12)

@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from lab.waiting import eventually
 from scripts.test import passed
 from scripts.test.lanes import Lanes, Outcome
 from scripts.test.stages import STAGES, Stage
-
-from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[1]
 

@@ -11,8 +11,8 @@ import threading
 
 import pytest
 
+from lab.waiting import eventually
 from penstock.supervised import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, Running, Threads
-from tests.waiting import eventually
 
 LIMIT = 60.0
 """Guards against hanging."""

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.forks import Fork
-from tests.e2e.node import Answer, Node
-
 from benches.exact.families import ROOT_BLOCKS, Family
 from benches.exact.pools import Pool
 from benches.exact.reference import ANSWER_TOKENS, Reference
+from lab.engines.forks import Fork
+from lab.engines.node import Answer, Node
 
 EXAMPLES = 3
 """Differing answers that a result shows in full."""

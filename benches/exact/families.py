@@ -10,11 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lab.engines.node import new_process
 from lab.models import attention, drafts
 from lab.models.drafts import Drafted
 from lab.models.hybrids import HYBRIDS
 from lab.models.saved import VOCABULARY
-from tests.e2e.node import new_process
 
 ROOT_BLOCKS = 4
 """Whole blocks of a stored prompt."""
@@ -97,7 +97,7 @@ _NGRAM = {
 # prefix. Those kernels know blocks of 16 tokens only.
 _LATENT_BLOCK = 16
 _LATENT = attention.LATENT_ENGINE | {
-    "prepare": "tests.e2e.mla_on_cpu:right_rotary_and_own_hits",
+    "prepare": "lab.engines.mla_on_cpu:right_rotary_and_own_hits",
     "max_model_len": 12 * _LATENT_BLOCK,
 }
 

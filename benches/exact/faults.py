@@ -11,11 +11,10 @@ import itertools
 import time
 from collections.abc import Callable
 
-from tests.e2e.node import Node
-
 from benches.exact.cell import Cell
 from benches.exact.families import ROOT_BLOCKS
 from benches.trained.conditions import settle
+from lab.engines.node import Node
 
 SMALL_POOL_ROOTS = 6
 """Roots that a small pool has room for, of `MANY_ROOTS`."""

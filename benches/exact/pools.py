@@ -9,10 +9,9 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
-from lab.servers import PoolServer
-from tests.e2e.node import new_process
-
 from benches.connectors import Connector, LMCache, Mooncake
+from lab.engines.node import new_process
+from lab.servers import PoolServer
 
 ROOMY = 2 << 30
 LEAST_VALUE = 2000

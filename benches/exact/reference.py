@@ -5,10 +5,9 @@ from __future__ import annotations
 import types
 from pathlib import Path
 
-from tests.e2e.forks import Fork
-from tests.e2e.node import Answer, Node
-
 from benches.exact.families import Family
+from lab.engines.forks import Fork
+from lab.engines.node import Answer, Node
 
 ANSWER_TOKENS = 4
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tests.e2e.node import Answer, Node
+from lab.engines.node import Answer, Node
 
 COLD, OWN, LOADED = "cold", "own hit", "loaded"
 FORCED = {"logits_processors": ["benches.trained.forced:Forced"]}

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tests.e2e.node import Answer
-
 from benches.trained.conditions import Condition, Request
 from benches.trained.questions import Question, encode
+from lab.engines.node import Answer
 
 FOLDER = Path(__file__).parents[2] / "target" / "lm-eval"
 TASK = "penstock_continuations"

@@ -7,9 +7,9 @@ from operator import attrgetter
 from typing import Any
 
 from griffe import Docstring, Extension
-from scripts.docs.markup import examples, roles
 
 from penstock import _native
+from scripts.docs.markup import examples, roles
 
 _NATIVE = "penstock._native."
 

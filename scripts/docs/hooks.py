@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File
+
 from scripts.docs import reference
 
 ROOT = Path(__file__).parents[2]

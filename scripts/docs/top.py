@@ -16,10 +16,10 @@ from typing import Any
 
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
-from scripts.docs.dashboard import RECORDED, ROOT
 
 from penstock.cli.activity import Activity
 from penstock.cli.top import page
+from scripts.docs.dashboard import RECORDED, ROOT
 
 PICTURE = ROOT / "docs/pictures/top.svg"
 _COLUMNS = 140

@@ -67,7 +67,7 @@ def main() -> int:
     found = kept(args.json)
     names = args.names or [name for name in known if name not in found]
     os.environ |= ENVIRONMENT
-    multiprocessing.set_forkserver_preload(["tests.e2e.preloaded"])
+    multiprocessing.set_forkserver_preload(["lab.engines.preloaded"])
     with ThreadPoolExecutor(args.jobs) as pool:
         for number, one in enumerate(pool.map(check, names), 1):
             print(f"{number}/{len(names)} {one.architecture}: {one.outcome} {one.why}", flush=True)

@@ -120,13 +120,12 @@ _ON_A_DEVICE = (
 )
 
 # The laboratory's processes and servers.
-_SERVERS = ("lab/processes.py", "lab/servers.py")
+_SERVERS = ("lab/processes.py", "lab/servers.py", "lab/waiting.py")
 
 # What end-to-end tests are made of.
 _ENGINES = (
-    *("tests/e2e/conftest.py", "tests/e2e/engines.py", "tests/e2e/forks.py"),
-    *("tests/e2e/node.py", "tests/e2e/preloaded.py", "tests/e2e/stored.py"),
-    *("tests/network.py", "tests/servers.py", "tests/waiting.py", "requirements"),
+    *("tests/e2e/conftest.py", "tests/e2e/engines.py", "tests/e2e/stored.py"),
+    *("lab/engines", "lab/network.py", "tests/servers.py", "requirements"),
     *(*_SERVERS, *(f"lab/models/{kind}.py" for kind in ("attention", "hybrids", "saved"))),
 )
 
@@ -338,9 +337,8 @@ STAGES = (
         "Mooncake's store",
         ("scripts/mooncake.sh", VENV, "0.3.13.post1", *_pytest("tests/pool/test_mooncake.py")),
         inputs=(
-            *("tests/pool/test_mooncake.py", "tests/mooncake.py", "scripts/mooncake.sh"),
-            *("tests/waiting.py", "lab/processes.py"),
-            *("python/penstock/pool", "crates/penstock-store/src/registered"),
+            *("tests/pool/test_mooncake.py", "lab/mooncake.py", "scripts/mooncake.sh"),
+            *(*_SERVERS, "python/penstock/pool", "crates/penstock-store/src/registered"),
             "crates/penstock-contract/src",
         ),
     ),

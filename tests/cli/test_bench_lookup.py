@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from lab.waiting import LIMIT
 from penstock._native import Store
 from penstock.cli.main import main
-from tests.waiting import LIMIT
 
 
 def test_look_ups_of_many_chunks(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

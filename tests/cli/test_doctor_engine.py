@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from lab.processes import free_port
 from prometheus_client import CollectorRegistry, Counter, start_http_server
 
+from lab.processes import free_port
 from penstock.cli.main import main
 from penstock.exposition import by_label
 

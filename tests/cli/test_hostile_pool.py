@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lab.pretended import Engine, hashes
 from penstock import PenstockError
 from penstock._native import Store
 from penstock.cli import main, words
@@ -23,7 +24,6 @@ from penstock.cli.top import page
 from penstock.pool import NamespaceUsage
 from penstock.pool.namespace import DESCRIPTIONS, object_key
 from penstock.printable import printable
-from tests.lookup.pretended import Engine, hashes
 from tests.terminal import written_to_terminal
 
 EVIL = "\x1b[2J\x1b]0;pwned\x07evil[red]x[/red][/]\r\nfeigned line\x7f\x9b31m\u202e:smile:"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from lab.waiting import LIMIT
 from penstock._native import Store, tenant_namespace
 from penstock.cli.main import main
 from penstock.pool.namespace import (
@@ -16,7 +17,6 @@ from penstock.pool.namespace import (
     object_key,
     publish_namespace,
 )
-from tests.waiting import LIMIT
 
 FACTS: dict[str, Any] = {"model": "m", "weights": "a", "options": {"x.y": 1}}
 OTHER = FACTS | {"model": "elsewhere", "weights": "b"}

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 import penstock
+from lab.waiting import LIMIT, eventually
 from penstock._native import Store
 from penstock.cli import main, quotas
 from penstock.errors import ConfigError, Full, Unavailable
 from penstock.pool import Pool
 from penstock.pool.namespace import publish_namespace
-from tests.waiting import LIMIT, eventually
 
 VALUE = bytes(20_000)
 QUOTA = 1 << 20

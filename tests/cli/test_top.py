@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lab.processes import free_port
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 from rich.console import Console
 
+from lab.processes import free_port
 from penstock.cli.activity import Activity, Sample, activity, address, total, watch
 from penstock.cli.main import main
 from penstock.cli.top import page

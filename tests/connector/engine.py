@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from lab.waiting import LIMIT, eventually
 from penstock._native import tenant_namespace
 from penstock.errors import ConfigError
 from penstock.vllm.adapters import NamedAdapters
@@ -26,7 +27,6 @@ from penstock.vllm.roles import ROLES
 from penstock.vllm.scheduler import SchedulerHalf
 from penstock.vllm.scheduler.facts import Arrival, EngineFacts, Step
 from penstock.vllm.settings import Settings
-from tests.waiting import LIMIT, eventually
 
 HASH_TOKENS = 4
 LAYERS_A_RANK = 2

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from lab.waiting import LIMIT, eventually
 from penstock._native import Blocks, TensorView
 from penstock.vllm.groups import Group, Groups
 from penstock.vllm.messages import BlockJob, StepOrders, WorkerReport
 from penstock.vllm.settings import Settings
 from penstock.vllm.worker import KvMemory, Services, WorkerFacts, WorkerHalf
-from tests.waiting import LIMIT, eventually
 
 BLOCKS, HEADS, TOKENS, CONTENT = 16, 2, 8, 32
 """Of each layer."""

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lab.pretended import Engine, apart, hashes
 from penstock._native import PrefixHasher
 from penstock.errors import ConfigError
 from penstock.lookup.models import models_of
 from penstock.vllm import compat
 from penstock.vllm.adapters import Adapter, NamedAdapters
-from tests.lookup.pretended import Engine, apart, hashes
 
 kv_cache_utils = pytest.importorskip("vllm.v1.core.kv_cache_utils")
 

@@ -8,12 +8,12 @@ import urllib.error
 import urllib.request
 
 import pytest
-from lab.processes import free_port
 
+from lab.processes import free_port
+from lab.waiting import LIMIT
 from penstock.errors import ConfigError
 from penstock.vllm.bootstrap import Bootstrap
 from penstock.vllm.settings import Settings
-from tests.waiting import LIMIT
 
 
 def get(port: int, path: str) -> bytes:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from lab.waiting import LIMIT, eventually
 from penstock.vllm.groups import Group
 from penstock.vllm.scheduler import events
 from penstock.vllm.scheduler.events import Removed, Stored
 from tests.connector.engine import Asked, PlainEngine
-from tests.waiting import LIMIT, eventually
 
 FULL = Group(0, "full_attention", 4, None, "bfloat16", ())
 COARSE = Group(1, "full_attention", 8, None, "bfloat16", ())

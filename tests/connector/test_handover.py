@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lab.waiting import LIMIT, eventually
 from penstock.errors import ConfigError
 from penstock.vllm.groups import Group
 from penstock.vllm.roles import role_named
 from penstock.vllm.scheduler.promises import Promise, read_promise
 from tests.clock import Clock
 from tests.connector.engine import Asked, PlainEngine
-from tests.waiting import LIMIT, eventually
 
 FULL = Group(0, "full_attention", 4, None, "bfloat16", ())
 

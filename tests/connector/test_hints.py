@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lab.waiting import LIMIT, eventually
 from penstock.errors import ConfigError
 from penstock.vllm import compat
 from penstock.vllm.groups import Group
@@ -30,7 +31,6 @@ from tests.connector.test_scheduler import (
     computed,
     engines,
 )
-from tests.waiting import LIMIT, eventually
 
 RED, BLUE = {"penstock.tenant": "red"}, {"penstock.tenant": "blue"}
 KEEP, LET_GO, PREFETCH = "penstock.keep", "penstock.let_go", "penstock.prefetch"

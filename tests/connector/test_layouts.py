@@ -11,10 +11,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from lab.models import attention
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, MambaAttentionBackendEnum
 from vllm.v1.attention.backends.utils import resolve_kv_cache_layout
 
+from lab.models import attention
 from penstock.layout.negotiate import interior
 from penstock.vllm import compat, layouts
 

@@ -9,6 +9,8 @@ from typing import Any, cast
 
 import pytest
 
+from lab.network import LIMIT, Way
+from lab.waiting import eventually
 from penstock.vllm.lookup_limit import FIRST, LONGEST, TIMES, LookupLimit
 from penstock.vllm.scheduler import lookups
 from penstock.vllm.scheduler.requests import RequestState
@@ -16,9 +18,7 @@ from penstock.vllm.settings import Settings
 from tests.clock import Clock
 from tests.connector.engine import Asked, PlainEngine
 from tests.connector.test_scheduler import FULL, PROMPT
-from tests.network import LIMIT, Way
 from tests.servers import Server
-from tests.waiting import eventually
 
 
 def test_it_follows_what_look_ups_take_up_to_a_bound() -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab.models import attention, hybrids, images
 
+from lab.models import attention, hybrids, images
 from penstock.errors import ConfigError
 from penstock.vllm.families import FAMILIES, TRIED, family_of
 from penstock.vllm.models import describe

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from lab.waiting import LIMIT
 from penstock._native import Store
 from penstock.vllm.groups import Group
 from tests.connector.engine import HASH_TOKENS, PlainEngine
-from tests.waiting import LIMIT
 
 FULL = Group(0, "full_attention", HASH_TOKENS, None, "bfloat16", ())
 PROMPT = list(range(24))

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lab.waiting import LIMIT
 from penstock.vllm.groups import Group
 from penstock.vllm.messages import IDLE_SECONDS, IDLE_TO_END_SECONDS, BlockJob
 from penstock.vllm.scheduler import lookup_waits
@@ -21,7 +22,6 @@ from penstock.vllm.scheduler.requests import Phase, RequestState
 from tests.clock import Clock
 from tests.connector.engine import Asked, Name, PlainEngine
 from tests.connector.silent import silent_pool
-from tests.waiting import LIMIT
 
 FULL = Group(0, "full_attention", 4, None, "bfloat16", ())
 COARSE = Group(1, "full_attention", 8, None, "bfloat16", ())

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from lab.network import LIMIT, Way
 from penstock.errors import ConfigError
 from penstock.pool.namespace import object_key
 from penstock.vllm.settings import Lanes, Settings, _warn_of_policy
-from tests.network import LIMIT, Way
 from tests.servers import Server
 
 POOL = {"penstock.pool": "valkey://cache.example"}

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from lab.waiting import LIMIT, eventually
 from penstock._native import Store, tenant_namespace
 from penstock.cli import words
 from penstock.errors import ConfigError
@@ -16,7 +17,6 @@ from penstock.vllm.descriptions import Descriptions
 from penstock.vllm.messages import BlockJob
 from tests.connector.engine import Asked, PlainEngine
 from tests.connector.test_scheduler import COARSE, FULL, PROMPT, computed
-from tests.waiting import LIMIT, eventually
 
 RED, BLUE = {"penstock.tenant": "red"}, {"penstock.tenant": "blue"}
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lab.waiting import eventually
 from penstock._native import Blocks, Descriptor, Engine, Event, Store, TensorView
 from penstock.layout.geometry import Geometry
 from penstock.vllm.counters import Counters
@@ -18,7 +19,6 @@ from penstock.vllm.messages import BlockJob, StepOrders
 from penstock.vllm.settings import Settings
 from penstock.vllm.worker import Services, WorkerFacts, WorkerHalf
 from penstock.vllm.worker.jobs import Jobs
-from tests.waiting import eventually
 
 NAMESPACE = bytes(16)
 

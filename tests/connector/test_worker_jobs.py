@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lab.waiting import LIMIT, eventually
 from penstock._native import Blocks, Store, host_changes, tenant_namespace
 from penstock.errors import ConfigError
 from penstock.vllm.adapters import Adapter
@@ -36,7 +37,6 @@ from tests.connector.ranks import (
     job,
 )
 from tests.connector.silent import silent_pool
-from tests.waiting import LIMIT, eventually
 
 IN_MEMORY = Settings("memory://?size=64MiB", host_tier=False, host_bytes=1 << 20)
 BLOCK_BYTES = 2 * LAYER_BYTES

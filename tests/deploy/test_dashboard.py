@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from lab.waiting import eventually
 from penstock.vllm.counters import (
     COUNTERS,
     HISTOGRAM_LABELS,
@@ -26,7 +27,6 @@ from penstock.vllm.counters import (
 )
 from penstock.vllm.stats import PenstockPromMetrics
 from tests.prometheus import ALERTS, DASHBOARD, Prometheus, needed, targets
-from tests.waiting import eventually
 from tests.web import serving
 
 pytestmark = [pytest.mark.long, needed]

@@ -15,9 +15,9 @@ import kubernetes_validate
 import pytest
 import redis
 import yaml
-from lab.processes import free_port
 
 import penstock
+from lab.processes import free_port
 from penstock._native import parse_size
 from penstock.cli.main import make_parser
 from penstock.cli.serve import compose

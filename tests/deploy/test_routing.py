@@ -10,10 +10,10 @@ from types import ModuleType
 
 import pytest
 
+from lab.pretended import BLOCK, Engine, hashes
+from lab.waiting import LIMIT
 from penstock._native import Store
-from tests.lookup.pretended import BLOCK, Engine, hashes
 from tests.lookup.test_http import TOKEN, Running
-from tests.waiting import LIMIT
 
 FILE = Path(__file__).parents[2] / "deploy/routing/scorer.py"
 

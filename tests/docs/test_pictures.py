@@ -8,10 +8,10 @@ import shlex
 from pathlib import Path
 
 import pytest
-from benches import load_policy_plot
-from scripts.docs import dashboard, top
 
+from benches import load_policy_plot
 from penstock.cli import main
+from scripts.docs import dashboard, top
 from tests.pictures import faults
 from tests.plan.test_kv import LLAMA
 

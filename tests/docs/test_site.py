@@ -11,7 +11,6 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from scripts.docs import check, markup, reference
 
 import penstock
 from penstock.cli.main import COMMANDS, main, make_parser
@@ -20,6 +19,7 @@ from penstock.vllm import compat
 from penstock.vllm.counters import COUNTERS, HISTOGRAMS, PLACE_COUNTERS, TENANT_COUNTERS
 from penstock.vllm.names import PREFIX
 from penstock.vllm.settings import Settings
+from scripts.docs import check, markup, reference
 
 ROOT = Path(__file__).parents[2]
 

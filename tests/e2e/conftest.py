@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from lab.engines.forks import Fork
+from lab.engines.node import Node
 from lab.models import attention
 from lab.models.saved import VOCABULARY
-
 from tests.e2e.engines import Engines
-from tests.e2e.forks import Fork
-from tests.e2e.node import Node
 from tests.servers import Server
 
 # Engines' processes import these. Pytest would, to look for examples in them, and vLLM with them.

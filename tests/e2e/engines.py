@@ -1,8 +1,8 @@
 """The engines of a test run: one that a test has left goes on with the next test.
 
 It gets a new connector, with the pool and the settings that the next test asks for, an empty prefix
-cache, counters at nothing and a log of its own (`tests.e2e.exchange`). It has to fit: all that vLLM
-decides when it starts must be as the test asks for.
+cache, counters at nothing and a log of its own (`lab.engines.exchange`). It has to fit: all that
+vLLM decides when it starts must be as the test asks for.
 
 A test in which another *process* must go on, and not only another engine, asks for a `fresh` one.
 """
@@ -14,8 +14,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.forks import Fork
-from tests.e2e.node import Node
+from lab.engines.forks import Fork
+from lab.engines.node import Node
 
 IDLE = 2
 """So many engines wait for a next test at most. Each takes some hundred megabytes, and two or three

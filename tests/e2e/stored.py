@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.e2e.node import Node
-from tests.waiting import LIMIT, eventually
+from lab.engines.node import Node
+from lab.waiting import LIMIT, eventually
 
 
 def all_stored(node: Node, blocks: int, since: dict[str, float] | None = None) -> None:

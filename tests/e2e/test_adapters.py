@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from lab.models import attention
 
+from lab.engines.node import Adapter, Node
+from lab.models import attention
 from tests.e2e.conftest import BLOCK, tokens
-from tests.e2e.node import Adapter, Node
 
 pytestmark = pytest.mark.e2e
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from lab.engines.node import Node, StartError
 from tests.e2e.conftest import BLOCK, tokens
-from tests.e2e.node import Node, StartError
 from tests.e2e.stored import all_stored
 
 pytestmark = pytest.mark.e2e

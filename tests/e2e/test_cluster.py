@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from lab.engines.node import SHORT_LIMITS, Answer, Node
+from lab.waiting import eventually
 from tests.cluster import Cluster
 from tests.e2e.conftest import BLOCK, tokens
-from tests.e2e.node import SHORT_LIMITS, Answer, Node
 from tests.e2e.test_pool_faults import BLOCKS, PROMPTS, ask_all, own_hits, wait_for_hits
-from tests.waiting import eventually
 
 pytestmark = pytest.mark.e2e
 

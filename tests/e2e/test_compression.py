@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from lab.engines.node import Node
 from tests.e2e.conftest import BLOCK, KV_BYTES_PER_BLOCK, tokens
-from tests.e2e.node import Node
 from tests.e2e.test_corruption import HEADER, flip, objects
 
 pytestmark = pytest.mark.e2e

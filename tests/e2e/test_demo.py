@@ -17,12 +17,12 @@ from typing import Any
 import psutil
 import pytest
 
+from lab.waiting import eventually
 from tests import watched as watching
 from tests.e2e import patient
 from tests.prometheus import needed as prometheus_needed
 from tests.prometheus import targets
 from tests.terminal import shown_in_terminal
-from tests.waiting import eventually
 from tests.watched import (
     PENSTOCK,
     START_SECONDS,

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from lab.engines.node import Node
 from tests.e2e.conftest import tokens
-from tests.e2e.node import Node
 
 DEVICES = "PENSTOCK_STANDIN_DEVICES"
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from lab.engines.node import Node, StartError
 from lab.models import attention
 from lab.models.hybrids import HYBRIDS
-
 from penstock.vllm.models import describe
 from tests.connector.test_models import MADE, configured, model
-from tests.e2e.node import Node, StartError
 
 pytestmark = pytest.mark.e2e
 

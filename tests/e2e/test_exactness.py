@@ -6,10 +6,10 @@ import argparse
 from pathlib import Path
 
 import pytest
+
 from benches import exactness
 from benches.exact.faults import FAULTS
-
-from tests.e2e.async_on_cpu import ASYNCHRONOUS, RUNS_AHEAD
+from lab.engines.async_on_cpu import ASYNCHRONOUS, RUNS_AHEAD
 
 pytestmark = pytest.mark.e2e
 

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
+from lab.engines.node import ANSWER_TIMEOUT, Answer, Node
+from lab.network import LIMIT
+from lab.waiting import eventually
 from tests.e2e.conftest import BLOCK, tokens
-from tests.e2e.node import ANSWER_TIMEOUT, Answer, Node
 from tests.e2e.stored import all_stored
 from tests.e2e.test_parallel import TOPOLOGIES
-from tests.network import LIMIT
-from tests.waiting import eventually
 
 pytestmark = pytest.mark.e2e
 

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
+from lab.engines.node import STORE_LIMITS, Answer, Node
 from tests.e2e.conftest import BLOCK, KV_BYTES_PER_BLOCK, tokens
-from tests.e2e.node import STORE_LIMITS, Answer, Node
 from tests.e2e.test_handover import TO_PREFILL
 from tests.servers import Server
 

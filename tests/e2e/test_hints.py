@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import penstock
+from lab.engines.node import Node
 from tests.e2e.conftest import BLOCK, KV_BYTES_PER_BLOCK, tokens
-from tests.e2e.node import Node
 from tests.e2e.stored import LIMIT, all_stored
 from tests.servers import Server
 

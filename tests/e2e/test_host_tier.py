@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from lab.engines.node import Node
+from lab.waiting import eventually
 from tests.e2e.conftest import BLOCK, KV_BYTES_PER_BLOCK, tokens
-from tests.e2e.node import Node
 from tests.e2e.stored import LIMIT, all_stored, all_tried
 from tests.e2e.test_hybrid import gemma as gemma
 from tests.e2e.test_parallel import TOPOLOGIES
 from tests.servers import Server
-from tests.waiting import eventually
 
 pytestmark = pytest.mark.e2e
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from lab.models import attention
 
+from lab.engines.node import Node
+from lab.models import attention
 from tests.e2e.conftest import BLOCK, tokens
-from tests.e2e.node import Node
 from tests.e2e.stored import all_stored
 
 pytestmark = pytest.mark.e2e

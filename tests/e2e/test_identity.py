@@ -9,10 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from lab.models import attention
 
+from lab.engines.node import Node, StartError
+from lab.models import attention
 from tests.e2e.conftest import BLOCK, tokens
-from tests.e2e.node import Node, StartError
 
 pytestmark = pytest.mark.e2e
 

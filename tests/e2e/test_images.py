@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from lab.engines.node import Answer, Node, StartError
 from lab.models import images
 from lab.models.images import AROUND, FIRST_WORD, IMAGE_TOKENS, PLACEHOLDER
-
 from tests.e2e.conftest import tokens
-from tests.e2e.node import Answer, Node, StartError
 
 pytestmark = pytest.mark.e2e
 

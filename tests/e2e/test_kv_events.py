@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 import zmq
-from lab.processes import free_port
 from msgspec.msgpack import Decoder
 
+from lab.engines.node import Node
+from lab.processes import free_port
+from lab.waiting import eventually
 from penstock._native import Store
 from tests.e2e.conftest import BLOCK, tokens
-from tests.e2e.node import Node
 from tests.e2e.stored import LIMIT
-from tests.waiting import eventually
 
 pytestmark = pytest.mark.e2e
 

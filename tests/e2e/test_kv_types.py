@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from lab.models import attention
 
+from lab.engines.node import Node, StartError
+from lab.models import attention
 from tests.e2e.conftest import BLOCK, tokens
-from tests.e2e.node import Node, StartError
 from tests.e2e.stored import all_stored
 
 pytestmark = pytest.mark.e2e

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from lab.models import attention
 
+from lab.engines.forks import penstock
+from lab.engines.node import Node, StartError
+from lab.models import attention
 from tests.e2e.conftest import BLOCK, tokens
-from tests.e2e.forks import penstock
-from tests.e2e.node import Node, StartError
 from tests.e2e.stored import all_stored
 
 pytestmark = pytest.mark.e2e

@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from lab.engines.node import ANSWER_TIMEOUT, Node
+from lab.waiting import eventually
 from tests.e2e.conftest import BLOCK, tokens
-from tests.e2e.node import ANSWER_TIMEOUT, Node
-from tests.waiting import eventually
 
 pytestmark = pytest.mark.e2e
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from lab.engines.node import Answer, Node
+from lab.network import LIMIT, Way
+from lab.waiting import eventually
 from tests.e2e.conftest import BLOCK, KV_BYTES_PER_BLOCK, tokens
-from tests.e2e.node import Answer, Node
-from tests.network import LIMIT, Way
 from tests.servers import Server
-from tests.waiting import eventually
 
 pytestmark = pytest.mark.e2e
 

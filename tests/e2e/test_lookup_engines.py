@@ -9,15 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from lab.processes import free_port
 
 import penstock.lookup
+from lab.engines.node import Node
+from lab.processes import free_port
+from lab.waiting import LIMIT, eventually
 from penstock.lookup import EngineAddress, OnEngine, Service
 from penstock.lookup.service import Settings
 from tests.e2e.conftest import BLOCK, KV_BYTES_PER_BLOCK, tokens
-from tests.e2e.node import Node
 from tests.servers import Server
-from tests.waiting import LIMIT, eventually
 
 pytestmark = pytest.mark.e2e
 

@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from lab.models import attention
 
 import penstock.lookup
+from lab.engines.node import Adapter, Node
+from lab.models import attention
+from lab.waiting import LIMIT, eventually
 from penstock.lookup import Lora, Service
 from penstock.lookup.service import Settings
 from tests.e2e.conftest import BLOCK, tokens
-from tests.e2e.node import Adapter, Node
 from tests.servers import Server
-from tests.waiting import LIMIT, eventually
 
 pytestmark = pytest.mark.e2e
 

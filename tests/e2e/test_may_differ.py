@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from lab.engines.node import Node
 from penstock.vllm.compat import MAY_DIFFER
 from tests.e2e.conftest import BLOCK, tokens
-from tests.e2e.node import Node
 from tests.e2e.stored import all_stored
 
 pytestmark = pytest.mark.e2e

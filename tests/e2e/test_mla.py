@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from lab.models import attention
 
+from lab.engines.node import Node
+from lab.models import attention
+from lab.waiting import eventually
 from tests.e2e.conftest import tokens
-from tests.e2e.node import Node
-from tests.waiting import eventually
 
 pytestmark = pytest.mark.e2e
 
@@ -26,8 +26,8 @@ PREFIX = tokens(20 * BLOCK, seed=1)
 PROMPTS = [[*PREFIX, *tokens(left, seed=left)] for left in (1, 7, BLOCK, 3 * BLOCK + 5)]
 """By what a load of the prefix leaves."""
 
-OWN_HITS = "tests.e2e.mla_on_cpu:right_rotary_and_own_hits"
-AS_IT_IS = "tests.e2e.mla_on_cpu:right_rotary"
+OWN_HITS = "lab.engines.mla_on_cpu:right_rotary_and_own_hits"
+AS_IT_IS = "lab.engines.mla_on_cpu:right_rotary"
 
 
 @pytest.fixture(scope="module")

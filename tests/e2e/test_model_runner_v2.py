@@ -13,15 +13,15 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+from lab.engines.async_on_cpu import ASYNCHRONOUS, RUNS_AHEAD
+from lab.engines.node import Node
 from lab.models import attention
 from lab.models.hybrids import HYBRIDS
-
-from tests.e2e.async_on_cpu import ASYNCHRONOUS, RUNS_AHEAD
+from lab.network import Way
+from lab.waiting import eventually
 from tests.e2e.conftest import tokens
-from tests.e2e.node import Node
-from tests.network import Way
 from tests.servers import Server
-from tests.waiting import eventually
 
 pytestmark = [
     pytest.mark.e2e,

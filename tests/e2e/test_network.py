@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from lab.engines.node import SHORT_LIMITS, Node
+from lab.network import LIMIT, Way
+from lab.waiting import eventually
 from tests.e2e.conftest import BLOCK, KV_BYTES_PER_BLOCK, tokens
-from tests.e2e.node import SHORT_LIMITS, Node
 from tests.e2e.stored import all_stored
 from tests.e2e.test_pool_faults import BLOCKS, PROMPTS, ask_all, wait_for_hits
-from tests.network import LIMIT, Way
 from tests.servers import Server
-from tests.waiting import eventually
 
 pytestmark = pytest.mark.e2e
 

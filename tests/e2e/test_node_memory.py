@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from lab.engines.node import Answer, Node
 from tests.e2e.conftest import BLOCK, tokens
-from tests.e2e.node import Answer, Node
 from tests.e2e.test_parallel import TOPOLOGIES
 from tests.servers import Server
 

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 import penstock
+from lab.engines.node import Answer, Node
+from lab.objects import Gate
+from lab.waiting import eventually
 from tests.e2e.conftest import BLOCK, tokens
-from tests.e2e.node import Answer, Node
-from tests.objects import Gate, ObjectServer
-from tests.waiting import eventually
+from tests.servers import ObjectServer
 
 pytestmark = pytest.mark.e2e
 

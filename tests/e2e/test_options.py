@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab.models import images
 
+from lab.models import images
 from penstock.errors import ConfigError
 from penstock.vllm.compat import (
     COUNTED,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from lab.engines.node import Node
 from tests.e2e.conftest import BLOCK, tokens
-from tests.e2e.node import Node
 
 pytestmark = pytest.mark.e2e
 

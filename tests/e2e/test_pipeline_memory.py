@@ -10,12 +10,12 @@ from typing import Any
 
 import psutil
 import pytest
-from lab.models import attention
 
+from lab.engines.node import Answer, Node, StartError
+from lab.models import attention
 from penstock.plan import config
 from penstock.plan.kv import KvSizes, Serving
 from tests.e2e.conftest import tokens
-from tests.e2e.node import Answer, Node, StartError
 from tests.e2e.test_parallel import QUICKLY_COMPILED
 
 pytestmark = pytest.mark.e2e

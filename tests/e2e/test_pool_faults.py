@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from lab.engines.node import ANSWER_TIMEOUT, SHORT_LIMITS, Answer, Node
+from lab.network import LIMIT, Way
+from lab.waiting import eventually
 from tests.e2e.conftest import BLOCK, KV_BYTES_PER_BLOCK, tokens
-from tests.e2e.node import ANSWER_TIMEOUT, SHORT_LIMITS, Answer, Node
-from tests.network import LIMIT, Way
 from tests.servers import Server
-from tests.waiting import eventually
 
 pytestmark = pytest.mark.e2e
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab.models import attention
 
+from lab.engines.node import Node
+from lab.models import attention
 from tests.e2e.conftest import BLOCK, tokens
-from tests.e2e.node import Node
 from tests.e2e.test_parallel import TOPOLOGIES
 
 pytestmark = pytest.mark.e2e

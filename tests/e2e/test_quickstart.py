@@ -34,11 +34,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from lab.models import attention
-from lab.processes import free_port
 
 import penstock
-from tests.waiting import eventually
+from lab.models import attention
+from lab.processes import free_port
+from lab.waiting import eventually
 
 pytestmark = pytest.mark.e2e
 

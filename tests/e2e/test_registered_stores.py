@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from lab.engines.node import SHORT_LIMITS, Answer, Node
+from lab.waiting import eventually
 from tests.e2e.conftest import BLOCK, tokens
-from tests.e2e.node import SHORT_LIMITS, Answer, Node
 from tests.pool.registered import PATH_VARIABLE, bring_troubled
-from tests.waiting import eventually
 
 pytestmark = pytest.mark.e2e
 

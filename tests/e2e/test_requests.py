@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.async_on_cpu import ASYNCHRONOUS, RUNS_AHEAD
+from lab.engines.async_on_cpu import ASYNCHRONOUS, RUNS_AHEAD
+from lab.engines.node import ANSWER_TIMEOUT, Node
+from lab.network import LIMIT, Way
 from tests.e2e.conftest import BLOCK, KV_BYTES_PER_BLOCK, tokens
-from tests.e2e.node import ANSWER_TIMEOUT, Node
-from tests.network import LIMIT, Way
 from tests.servers import Server
 
 pytestmark = pytest.mark.e2e

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.async_on_cpu import ASYNCHRONOUS, RUNS_AHEAD
+from lab.engines.async_on_cpu import ASYNCHRONOUS, RUNS_AHEAD
+from lab.engines.node import ANSWER_TIMEOUT, Node
+from lab.network import Way
 from tests.e2e.conftest import BLOCK, KV_BYTES_PER_BLOCK, tokens
-from tests.e2e.node import ANSWER_TIMEOUT, Node
 from tests.e2e.stored import all_stored
-from tests.network import Way
 from tests.servers import Server
 
 pytestmark = pytest.mark.e2e

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.waiting import eventually
+from lab.waiting import eventually
 
 pytestmark = pytest.mark.e2e
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from lab.engines.node import STORE_LIMITS, Node
+from lab.waiting import LIMIT, eventually
 from tests.e2e.conftest import BLOCK, tokens
-from tests.e2e.node import STORE_LIMITS, Node
 from tests.servers import Server
-from tests.waiting import LIMIT, eventually
 
 BEFORE = os.environ.get("PENSTOCK_TEST_BEFORE")
 

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+
 from lab.demo.engine import Engine
 from lab.models import attention
 from lab.processes import Interruption, Processes, Server, free_port
-
+from lab.waiting import LIMIT, eventually
 from tests.e2e.conftest import BLOCK
-from tests.waiting import LIMIT, eventually
 from tests.watched import START_SECONDS
 
 ROUTER = os.environ.get("PENSTOCK_TEST_VLLM_ROUTER")

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from lab.engines.node import SHORT_LIMITS, Answer, Node
+from lab.waiting import eventually
 from tests.e2e.conftest import BLOCK, tokens
-from tests.e2e.node import SHORT_LIMITS, Answer, Node
 from tests.mounts import Mount, needs_mounts
-from tests.waiting import eventually
 
 pytestmark = [pytest.mark.e2e, needs_mounts]
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
-from lab.models import attention
 
+from lab.engines.node import Node
+from lab.models import attention
 from penstock.vllm.scheduler.orders import Orders
 from tests.e2e.conftest import BLOCK, tokens
-from tests.e2e.node import Node
 from tests.e2e.stored import all_stored
 
 pytestmark = pytest.mark.e2e

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from lab.engines.node import Node
 from penstock.vllm.scheduler.spans import SPAN
 from tests.collector import Collector
 from tests.e2e.conftest import BLOCK, tokens
-from tests.e2e.node import Node
 
 pytestmark = pytest.mark.e2e
 

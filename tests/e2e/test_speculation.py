@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from lab.engines.node import Answer, Node
 from lab.models import drafts
 from lab.models.drafts import Drafted
-
 from tests.e2e.conftest import BLOCK, tokens
-from tests.e2e.node import Answer, Node
 
 pytestmark = pytest.mark.e2e
 

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from lab.models.hybrids import HYBRIDS, Hybrid
 
+from lab.engines.node import Answer, Node
+from lab.models.hybrids import HYBRIDS, Hybrid
+from lab.waiting import eventually
 from tests.e2e.conftest import tokens
-from tests.e2e.node import Answer, Node
 from tests.servers import Server
-from tests.waiting import eventually
 
 pytestmark = pytest.mark.e2e
 

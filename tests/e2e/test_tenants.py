@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 import penstock
+from lab.engines.node import Node
 from penstock._native import tenant_namespace
 from penstock.cli import main
 from penstock.pool import NamespaceUsage
 from tests.e2e.conftest import BLOCK, KV_BYTES_PER_BLOCK, tokens
-from tests.e2e.node import Node
 
 pytestmark = pytest.mark.e2e
 

@@ -13,8 +13,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from lab.engines.node import Node
 from tests.e2e.conftest import BLOCK, tokens
-from tests.e2e.node import Node
 from tests.servers import Server
 
 pytestmark = pytest.mark.e2e

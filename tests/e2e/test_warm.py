@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from lab.demo.engine import Engine
 from lab.models.chat import BEGIN, VOCABULARY, model_folder
 from lab.processes import Interruption, Processes, free_port
-
+from lab.waiting import eventually
 from penstock.cli import main
 from penstock.pool import POOL_VARIABLE
 from penstock.programs import cache_folder, installed_program
-from tests.waiting import eventually
 from tests.watched import START_SECONDS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.alone]

@@ -7,16 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab.models import attention
 
+from lab.engines.node import Node
+from lab.models import attention
+from lab.waiting import eventually
 from tests.e2e.conftest import BLOCK, tokens
-from tests.e2e.node import Node
 from tests.e2e.stored import LIMIT
-from tests.waiting import eventually
 
 pytestmark = pytest.mark.e2e
 
 WAYS = ("four", "beams", "embeddings", "session", "kept", "waited_for", "aborted")
+MODULE = "tests.e2e.ways"
+EMBEDDING = f"{MODULE}:embedding"
 PROMPT = 5 * BLOCK + 9
 ENGINE: dict[str, Any] = {"enable_prompt_embeds": True, "dtype": "float32"}
 
@@ -42,7 +44,7 @@ def loaded(node: Node, way: str, prompt: list[int]) -> Any:
 
     def answers() -> Any:
         node.forget()
-        found = node.way(way, prompt)
+        found = node.way(f"{MODULE}:{way}", prompt)
         return found if node.counters().get("loaded_tokens", 0) > before else None
 
     return eventually(answers, node.counters, seconds=LIMIT)
@@ -51,9 +53,9 @@ def loaded(node: Node, way: str, prompt: list[int]) -> Any:
 @pytest.mark.parametrize("way", WAYS)
 def test_loads_change_no_answer(way: str, alone: Node, pooled: Node) -> None:
     prompt = tokens(PROMPT, seed=900 + WAYS.index(way))
-    cold = alone.way(way, prompt)
-    assert alone.way(way, prompt) == cold, "vLLM's own hits change nothing here"
-    assert pooled.way(way, prompt) == cold
+    cold = alone.way(f"{MODULE}:{way}", prompt)
+    assert alone.way(f"{MODULE}:{way}", prompt) == cold, "vLLM's own hits change nothing here"
+    assert pooled.way(f"{MODULE}:{way}", prompt) == cold
     assert loaded(pooled, way, prompt) == cold
     assert pooled.counters().get("load_failed_blocks", 0) == 0
 
@@ -62,9 +64,9 @@ def test_a_model_that_makes_embeddings(start: Callable[..., Node], tmp_path: Pat
     model, prompt = attention.qwen3(tmp_path / "model", text="ab"), [5, 6, 7] * 200
     options: dict[str, Any] = {"runner": "pooling", "convert": "embed", "dtype": "float32"}
     with start(model, **options) as node:
-        cold = node.way("embedding", prompt)
+        cold = node.way(EMBEDDING, prompt)
     with start(model, pool=f"file://{tmp_path}/pool?size=1GiB", **options) as node:
-        assert node.way("embedding", prompt) == cold
+        assert node.way(EMBEDDING, prompt) == cold
         # vLLM's own rule: hits are used where the kind of pooling allows it.
-        node.forget(small=lambda node: node.way("embedding", [7, 8, 9]))
-        assert node.way("embedding", prompt) == cold
+        node.forget(small=lambda node: node.way(EMBEDDING, [7, 8, 9]))
+        assert node.way(EMBEDDING, prompt) == cold

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab.models import attention
 
+from lab.engines.node import Answer, Node
+from lab.models import attention
 from tests.e2e.conftest import BLOCK, tokens
-from tests.e2e.node import Answer, Node
 from tests.e2e.stored import all_stored
 
 pytestmark = pytest.mark.e2e
@@ -183,7 +183,7 @@ def test_updates_under_load(
 
 
 def test_weights_that_trainers_push_are_refused(pool: str, llama: Path, start: Start) -> None:
-    from tests.e2e.node import StartError
+    from lab.engines.node import StartError
 
     with pytest.raises(StartError, match="weight-transfer-config"):
         start(llama, pool=pool, weight_transfer_config={"backend": "nccl"})

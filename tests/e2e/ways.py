@@ -1,5 +1,5 @@
 """Ways to ask an engine, beside one prompt and its answer. Called in the engine's process
-(:meth:`tests.e2e.node.Node.way`); each returns the tokens of all answers."""
+(:meth:`lab.engines.node.Node.way`); each returns the tokens of all answers."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 
+from lab.waiting import LIMIT
 from penstock._native import Blocks, Completion, Engine, Event
-from tests.waiting import LIMIT
 
 
 def chunk(n: int) -> bytes:

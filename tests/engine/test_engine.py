@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lab.waiting import LIMIT, eventually
 from penstock._native import (
     Blocks,
     Descriptor,
@@ -30,7 +31,6 @@ from penstock._native import (
 )
 from penstock.errors import Closed, ConfigError, LayoutError, Unavailable
 from tests.engine.jobs import blocks, chunk, finish
-from tests.waiting import LIMIT, eventually
 
 LAYERS, BLOCKS, HEADS, TOKENS, CONTENT = 3, 8, 2, 16, 32
 SPAN = (0, LAYERS, 0, HEADS)

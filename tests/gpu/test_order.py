@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from lab.waiting import eventually
 from penstock._native import (
     Completion,
     Descriptor,
@@ -27,7 +28,6 @@ from penstock._native import (
     slot_stride,
 )
 from tests.engine.jobs import blocks, finish
-from tests.waiting import eventually
 
 torch = pytest.importorskip("torch")
 

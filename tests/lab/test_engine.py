@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from lab.demo.engine import Counters, Engine
 from lab.processes import Server, ServerFailed
-
 from tests.web import serving
 
 Script = Iterator[Any]

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from lab.demo.engine import Counters
 from lab.demo.figures import Hits
 from lab.demo.forecast import hits_of, requests_text
 from lab.demo.replay import BLOCK_TOKENS, Exchange, Situation, chain
-
 from penstock.completions import Answer
 
 

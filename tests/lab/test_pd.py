@@ -11,6 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from rich.console import Console
+
 from lab.demo.engine import Counters
 from lab.demo.pd import load
 from lab.demo.pd.figures import Figures, row
@@ -21,8 +23,6 @@ from lab.demo.program import show_apart
 from lab.demo.replay import BLOCK_TOKENS
 from lab.models.chat import CONTEXT_TOKENS
 from lab.processes import ServerFailed
-from rich.console import Console
-
 from penstock.completions import Answer
 from tests.clock import Clock
 from tests.pictures import faults

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from lab.processes import (
     Interrupted,
     Interruption,
@@ -19,8 +20,7 @@ from lab.processes import (
     free_port,
 )
 from lab.servers import start_pool_server
-
-from tests.waiting import LIMIT, eventually
+from lab.waiting import LIMIT, eventually
 
 # A parent that starts a child, which starts another; none of them listens to polite requests.
 STUBBORN = """

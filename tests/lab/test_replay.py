@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from lab.demo.engine import Counters, Engine
 from lab.demo.replay import (
     BLOCK_TOKENS,
@@ -19,7 +20,6 @@ from lab.demo.replay import (
     warm_up,
 )
 from lab.demo.workload import documents
-
 from penstock.completions import Answer
 from tests.clock import Clock
 

@@ -8,9 +8,9 @@ import json
 from pathlib import Path
 
 import pytest
+
 from lab.demo import workload
 from lab.models.chat import BEGIN
-
 from penstock.errors import ConfigError
 
 

@@ -14,6 +14,8 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
+from lab.pretended import Engine
+from lab.waiting import LIMIT, eventually_async
 from penstock._native import Store
 from penstock.lookup import Service
 from penstock.lookup.connections import Connections, Patience
@@ -21,9 +23,7 @@ from penstock.lookup.http import Application
 from penstock.lookup.service import Limits
 from penstock.lookup.short import ShortProtocol
 from penstock.lookup.tokenizing import Tokenizers
-from tests.lookup.pretended import Engine
 from tests.lookup.test_http import BODY, PLAIN, WHOLE, Frozen, Running
-from tests.waiting import LIMIT, eventually_async
 
 PATIENCE = Patience(head_seconds=10.0, body_seconds=20.0, idle_seconds=30.0, connections=16)
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"

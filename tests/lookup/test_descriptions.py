@@ -12,6 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lab.pretended import BLOCK, OPTIONS, Engine, hashes
+from lab.waiting import eventually
 from penstock._native import Store
 from penstock.errors import ConfigError
 from penstock.lookup import Refused, Service
@@ -27,8 +29,6 @@ from penstock.pool.namespace import (
     description_of,
     object_key,
 )
-from tests.lookup.pretended import BLOCK, OPTIONS, Engine, hashes
-from tests.waiting import eventually
 
 PROMPT = list(range(20 * BLOCK + 1))
 

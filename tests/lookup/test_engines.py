@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lab.processes import free_port
 
+from lab.pretended import BLOCK, Engine, hashes
+from lab.processes import free_port
+from lab.waiting import eventually
 from penstock._native import EngineCache, Store
 from penstock.errors import ConfigError
 from penstock.lookup import EngineAddress, OnEngine, Service
 from penstock.lookup.engines import EngineView
 from penstock.lookup.service import Settings
-from tests.lookup.pretended import BLOCK, Engine, hashes
-from tests.waiting import eventually
 
 # vLLM's publisher takes seconds to import.
 pytestmark = pytest.mark.long

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lab.pretended import NONE_HASH, hashes
 from penstock._native import PrefixHasher
 from penstock.errors import ConfigError
-from tests.lookup.pretended import NONE_HASH, hashes
 
 TOKENS = st.lists(st.integers(0, 2**31 - 1) | st.integers(0, 300) | st.integers(65_000, 66_000))
 # A text of one letter may be one object in Python, which pickle writes once.

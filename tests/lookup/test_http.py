@@ -23,16 +23,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab.processes import free_port
 
+from lab.pretended import BLOCK, Engine, hashes
+from lab.processes import free_port
+from lab.waiting import LIMIT, eventually_async
 from penstock._native import Store
 from penstock.lookup import Service
 from penstock.lookup.http import Application
 from penstock.lookup.service import Limits, Settings
 from penstock.lookup.short import _read
 from penstock.lookup.tokenizing import Tokenizers
-from tests.lookup.pretended import BLOCK, Engine, hashes
-from tests.waiting import LIMIT, eventually_async
 
 CALL = "import sys; from penstock.cli import main; sys.exit(main())"
 TOKEN = "open-sesame"

@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 
 import penstock.lookup
+from lab.pretended import BLOCK, OPTIONS, SPANS, Engine, hashes
+from lab.waiting import LIMIT, eventually
 from penstock._native import Store
 from penstock.errors import Closed, ConfigError, Unreachable
 from penstock.lookup import Lora, Question, Refused, Service
 from penstock.lookup import service as service_module
 from penstock.lookup.service import Settings
 from penstock.vllm.adapters import content_digest, variant
-from tests.lookup.pretended import BLOCK, OPTIONS, SPANS, Engine, hashes
 from tests.servers import Server
-from tests.waiting import LIMIT, eventually
 
 FOREVER = 100 * LIMIT
 # What the pool says is forgotten at once.
@@ -187,7 +187,7 @@ def test_what_is_not_known_is_refused(changes: dict[str, Any], says: str, memory
 
 
 def test_a_salt_that_is_hashed_in_another_way_is_refused(memory: Store) -> None:
-    from tests.lookup.pretended import samples
+    from lab.pretended import samples
 
     Engine(memory, lookup={"samples": {"plain": samples()["plain"]}})
     with Service([memory]) as service:

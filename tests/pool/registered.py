@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-import textwrap
-from collections.abc import Mapping
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-SQLITE = ROOT / "examples/store-python/src"
-"""Where the example's module lies."""
+from lab.distributions import SQLITE, bring
 
 TROUBLED = '''
 """The example's store. With a file POOL.trouble, it does what that says instead of its work.
@@ -216,19 +212,6 @@ class LeakyStore(PythonStore):
     def describe(self, timeout):
         return {self.said: self.said}
 '''
-
-
-def bring(folder: Path, distribution: str, stores: Mapping[str, str], **modules: str) -> Path:
-    """Makes a distribution that brings stores (scheme → value) with modules (name → source).
-    Returns the folder to put on the path."""
-    info = folder / f"{distribution.replace('-', '_')}-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
-    lines = [f"{scheme} = {value}" for scheme, value in stores.items()]
-    (info / "entry_points.txt").write_text("\n".join(["[penstock.stores]", *lines, ""]))
-    for name, source in modules.items():
-        (folder / f"{name}.py").write_text(textwrap.dedent(source))
-    return folder
 
 
 def bring_troubled(folder: Path) -> list[Path]:

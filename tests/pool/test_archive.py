@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock
+from lab.waiting import LIMIT
 from penstock._native import Store
 from penstock.errors import ArchiveError, Full
 from penstock.pool.archive import Archive, Exported, export_namespaces, import_archive
 from penstock.pool.namespace import DESCRIPTIONS
 from penstock.pool.pace import Pace
 from tests.pool.test_sweep import A, Raw, keys, raw, shm_url, store
-from tests.waiting import LIMIT
 
 __all__ = ["raw", "shm_url", "store"]
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import penstock
+from lab.waiting import LIMIT, eventually_async
 from penstock import AsyncPool, errors
 from tests.servers import Server
 from tests.silent import freeze, unread
-from tests.waiting import LIMIT, eventually_async
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:

@@ -15,12 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import penstock
+from lab.waiting import LIMIT
 from penstock import Pool, errors
 from penstock._native import EncryptionKeys, Store
 from penstock.pool.namespace import object_key
 from tests.pool.test_verification import Tampered, flip
 from tests.servers import Server
-from tests.waiting import LIMIT
 
 HEADER = 128
 VALUE = bytes(range(200)) * 3

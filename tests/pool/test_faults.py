@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import penstock
+from lab.waiting import LIMIT, eventually
 from penstock import Pool, errors
 from tests.servers import Server
 from tests.silent import freeze, unread
-from tests.waiting import LIMIT, eventually
 
 OPERATIONS: dict[str, Callable[[Pool, float], Any]] = {
     "contains": lambda pool, s: pool.contains(["key"], timeout=s),

@@ -15,13 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import penstock
+from lab.waiting import LIMIT, eventually
 from penstock._native import Engine, Lookup, Store
 from penstock.errors import TimedOut
 from penstock.pool.namespace import object_key
 from tests.engine.test_engine import BLOCK_BYTES, NAMESPACE, SPAN, Kv, blocks, chunk, register
 from tests.servers import Server
 from tests.silent import freeze, signalled, unread
-from tests.waiting import LIMIT, eventually
 
 KEY = object_key(NAMESPACE, chunk(1))
 FOREVER = 100 * LIMIT

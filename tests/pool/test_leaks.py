@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 import penstock
-from tests.waiting import eventually
+from lab.waiting import eventually
 
 pytestmark = pytest.mark.long
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 import penstock
+from lab.mooncake import Mooncake
 from penstock._native import Store, check_store, store_checks
 from penstock.errors import ConfigError, NotFound, StoreError, Unsupported
 from penstock.pool import namespace_digest
 from penstock.pool.namespace import object_key
-from tests.mooncake import Mooncake
 from tests.pool.registered import bring
 
 pytestmark = pytest.mark.long

@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from lab.waiting import LIMIT
 from penstock import errors
 from penstock._native import Store, parse_size
 from penstock.layout import Descriptor, TensorView, check_ranks, objects
@@ -17,7 +18,6 @@ from penstock.pool.namespace import (
     publish_namespace,
     read_namespace,
 )
-from tests.waiting import LIMIT
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab.processes import free_port
 
 import penstock
+from lab.objects import BUCKET
+from lab.processes import free_port
+from lab.waiting import LIMIT
 from penstock.cli import main
 from penstock.errors import ConfigError, Denied, Unavailable
-from tests.objects import BUCKET, ObjectServer, PolicyServer
-from tests.waiting import LIMIT
+from tests.servers import ObjectServer, PolicyServer
 
 KEYS = ("penstock-tests", "hunter2-is-the-secret")
 

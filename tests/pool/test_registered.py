@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import penstock
+from lab.waiting import LIMIT, eventually
 from penstock._native import check_store
 from penstock.errors import (
     ConfigError,
@@ -29,7 +30,6 @@ from penstock.errors import (
 from penstock.pool import registered_stores
 from tests.pool.registered import LEAKY, MEETING, bring, bring_troubled
 from tests.silent import signalled
-from tests.waiting import LIMIT, eventually
 
 VALUE = b"its KV" * 1000
 GRACE = 2.0

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 import penstock
+from lab.waiting import LIMIT, eventually
 from penstock.errors import Full, PenstockError
 from tests.mounts import Mount, needs_mounts
-from tests.waiting import LIMIT, eventually
 
 pytestmark = needs_mounts
 

@@ -11,6 +11,7 @@ from uuid import uuid4
 import pytest
 
 import penstock
+from lab.waiting import LIMIT
 from penstock._native import EncryptionKeys, Store
 from penstock.pool import sweep as module
 from penstock.pool.namespace import DESCRIPTIONS, namespace_digest, object_key
@@ -19,7 +20,6 @@ from penstock.pool.sweep import Finding, Scrubbed, batches, scrub
 from tests.clock import Clock
 from tests.pool.test_verification import DAMAGES
 from tests.servers import Server
-from tests.waiting import LIMIT
 
 NAMESPACE = namespace_digest({"kind": "pool", "name": "docs"})
 VALUE = bytes(range(200)) * 3

@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import penstock
+from lab.waiting import LIMIT
 from penstock import Pool, errors
 from penstock._native import Store
 from penstock.pool.namespace import DIGEST_BYTES, namespace_digest, object_key
 from tests.servers import Server
-from tests.waiting import LIMIT
 
 HEADER = 64
 VALUE = bytes(range(200)) * 3

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lab.processes import free_port
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle
 from sglang.srt.mem_cache.device_pool_info import MambaStateBufferInfo
@@ -40,6 +39,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.storage import StorageBackendFactory
 from sglang.srt.runtime_context import get_context, get_parallel
 
+from lab.processes import free_port
 from penstock.sglang.settings import Settings
 
 PAGE = 16

@@ -11,6 +11,7 @@ import prometheus_client
 import pytest
 import torch
 
+from lab.waiting import LIMIT, eventually
 from penstock._native import Store
 from penstock.errors import ConfigError, TimedOut
 from penstock.sglang.counters import COUNTERS
@@ -26,7 +27,6 @@ from tests.sglang.engines import (
     names,
     page_bytes,
 )
-from tests.waiting import LIMIT, eventually
 
 PAGES = 8
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from sglang.srt.mem_cache.utils import get_storage_hash_str
 
+from lab.waiting import eventually
 from tests.servers import Server
 from tests.sglang.engines import LAYOUTS, PAGE, Engine, prompt
-from tests.waiting import eventually
 
 PAGES = 6
 

@@ -18,7 +18,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lab.demo import program as demo
-
 from penstock.cli.main import COMMANDS, main, make_parser
 from tests.cli.golden.calls import Call, calls
 from tests.cli.golden.room import PASSWORD, Room

@@ -6,11 +6,10 @@ import contextlib
 import subprocess
 from pathlib import Path
 
-from lab.processes import free_port
-
 import penstock
+from lab.processes import free_port
+from lab.waiting import eventually
 from penstock.errors import StoreError
-from tests.waiting import eventually
 
 
 class Mooncake:

@@ -11,7 +11,7 @@ import functools
 import sys
 from typing import Any
 
-from tests.e2e.forks import AHEAD
+from lab.engines.forks import AHEAD
 
 ASYNCHRONOUS: dict[str, Any] = {"prepare": AHEAD}
 """Options of a node with asynchronous scheduling."""

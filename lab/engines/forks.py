@@ -30,19 +30,19 @@ ENVIRONMENT = {
 
 
 MILLISECONDS = 5
-"""So long a process asks its queue over and over, and at most so long it then waits until it asks
+"""How long a process asks its queue over and over, and how long it waits at most until it asks
 again."""
 DOUBLED = 8
-"""So often it asks until it waits twice as long, and so often that is doubled."""
+"""How often a process asks until it waits twice as long, and how often that is doubled."""
 
 
 NEVER = float("-inf")
 
-AHEAD = "tests.e2e.async_on_cpu:keep_asynchronous_scheduling"
+AHEAD = "lab.engines.async_on_cpu:keep_asynchronous_scheduling"
 """What makes an engine schedule steps ahead."""
 
 EXCHANGES = "0.32."
-"""The versions of vLLM whose engines can go on with another connector: see `tests.e2e.exchange`."""
+"""The versions of vLLM whose engines can go on with another connector (`lab.engines.exchange`)."""
 
 
 RANKS = ("data_parallel_size", "pipeline_parallel_size", "tensor_parallel_size")
@@ -70,7 +70,7 @@ class Fork:
         args, placed = _placed(args)
         environment = environment | ENVIRONMENT | placed
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["tests.e2e.preloaded"])
+        context.set_forkserver_preload(["lab.engines.preloaded"])
         to_read, to_ask = context.Pipe(duplex=False)
         to_hear, to_answer = context.Pipe(duplex=False)
         with to_read, to_ask, to_hear, to_answer:
@@ -106,7 +106,7 @@ def penstock(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """What the command `penstock` does, in a process that has imported vLLM. Its output goes
     through files in `folder`."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.e2e.preloaded"])
+    context.set_forkserver_preload(["lab.engines.preloaded"])
     out, err = folder / "stdout", folder / "stderr"
     with _environment(ENVIRONMENT | {"HF_HUB_OFFLINE": "1"}):
         process = context.Process(target=_command, args=(arguments, out, err))
@@ -151,8 +151,8 @@ def _run(
     os.environ.clear()
     os.environ.update(environment)
     with log.open("ab") as file:
-        for number, source in enumerate((requests, answers, file)):
-            os.dup2(source.fileno(), number)
+        for number, source in enumerate((requests.fileno(), answers.fileno(), file.fileno())):
+            os.dup2(source, number)
     requests.close()
     answers.close()
     sys.stdin = os.fdopen(0, closefd=False)
@@ -168,9 +168,9 @@ def _run(
     _wait_without_spinning()
     _look_at_models_in_forks()
     _exchange_connectors()
-    from tests.e2e import node
+    from lab.engines import program
 
-    node.main(args)
+    program.main(args)
 
 
 def _wait_without_spinning() -> None:
@@ -191,7 +191,7 @@ def _wait_without_spinning() -> None:
         wait(self, most if timeout_ms is None else min(most, timeout_ms))
 
     SpinCondition.asked = 0
-    SpinCondition.wait = waits  # type: ignore[method-assign]
+    SpinCondition.wait = waits
 
 
 def _exchange_connectors() -> None:
@@ -200,7 +200,7 @@ def _exchange_connectors() -> None:
     import vllm
 
     if vllm.__version__.startswith(EXCHANGES) and "VLLM_USE_V2_MODEL_RUNNER" not in os.environ:
-        from tests.e2e import exchange
+        from lab.engines import exchange
 
         exchange.allow()
 

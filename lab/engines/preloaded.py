@@ -1,4 +1,4 @@
-"""What an engine's processes import, and what each would do first: see `tests.e2e.forks`."""
+"""What an engine's processes import, and what each would do first: see `lab.engines.forks`."""
 
 import contextlib
 import gc
@@ -58,7 +58,7 @@ with contextlib.suppress(ImportError):
     os.environ["VLLM_LOGGING_COLOR"] = "0"
     configure_logging_if_needed(LoggingConfig())
     for module in (vllm.v1.engine.core, vllm.v1.executor.multiproc_executor):
-        module.configure_logging = configure_logging_if_needed  # type: ignore[attr-defined]
+        module.configure_logging = configure_logging_if_needed
 
 # vLLM collects garbage five times in an engine's life. What was imported here is none: each process
 # would look at all of it each time, and copy its pages. That took half of a start.

@@ -1,4 +1,4 @@
-"""Waits until something holds. No test has a loop of its own for that."""
+"""Waits until something holds. Neither tests nor the laboratory have a loop of their own for it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def eventually(
 async def eventually_async(
     holds: Callable[[], T], what: Callable[[], object] | str | None = None
 ) -> T:
-    """As `eventually`, while the event loop goes on.
+    """Waits as `eventually` does, while the event loop goes on.
 
     Raises:
         TimeoutError: it never did.

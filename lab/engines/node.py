@@ -1,15 +1,12 @@
 """A vLLM engine in a process of its own, driven over its standard input and output.
 
-Run as a program it serves requests, one JSON object a line; :class:`Node` is its other end.
+:mod:`lab.engines.program` runs in that process; :class:`Node` is its other end.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
-import gc
-import importlib
 import itertools
 import json
 import os
@@ -19,15 +16,16 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from lab.waiting import eventually
+
 if TYPE_CHECKING:
-    from tests.e2e.forks import Fork
+    from lab.engines.forks import Fork
 
 _CORES = os.cpu_count() or 1
 _nodes = itertools.count()
@@ -48,7 +46,7 @@ class Answer:
     finish: str
     seconds: float
     params: dict[str, Any] | None = None
-    """What it tells another engine (`kv_transfer_params`)."""
+    """The `kv_transfer_params` that it has for another engine."""
 
     @property
     def text(self) -> tuple[tuple[int, ...], tuple[float, ...]]:
@@ -71,7 +69,7 @@ def new_process(
     """Starts an engine as vLLM does: every process of it imports vLLM anew."""
     with log.open("ab") as log_file:
         return subprocess.Popen(
-            [sys.executable, __file__, json.dumps(args)],
+            [sys.executable, "-m", "lab.engines.program", json.dumps(args)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log_file,
@@ -95,7 +93,7 @@ class Node:
     """An engine process. Use as a context manager; leaving it kills the process, unless `keep`
     takes it. vLLM's own end takes seconds, and few tests are about it: those call `stop`.
 
-    `launch` starts the process: :func:`new_process`, or :class:`tests.e2e.forks.Fork`. `prepare`
+    `launch` starts the process: :func:`new_process`, or :class:`lab.engines.forks.Fork`. `prepare`
     names what the process calls before it starts the engine, as ``module:function``.
     """
 
@@ -293,13 +291,17 @@ class Node:
         """Empties the engine's own prefix cache. vLLM refuses while a request holds blocks, and
         those of a load that was aborted, or of stores, are held until a step that reports the end:
         this runs `small` requests until then."""
-        end = time.monotonic() + timeout
-        while not self.reset():
-            assert time.monotonic() < end, "blocks are held by no request"
+
+        def emptied() -> bool:
+            if self.reset():
+                return True
             if small is None:
                 self.ask([7, 8, 9], max_tokens=2)
             else:
                 small(self)
+            return False
+
+        eventually(emptied, "no request holds blocks", seconds=timeout, pause=0)
 
     def reset(self, *, running: bool = False, pool: bool = False) -> bool:
         """Empties the engine's own prefix cache, of `running` requests too, and has Penstock forget
@@ -317,7 +319,8 @@ class Node:
         return self.result(self.send("call", method=method, options=options))
 
     def way(self, way: str, prompt: list[int]) -> Any:
-        """Asks in one of the ways of :mod:`tests.e2e.ways`."""
+        """Asks in a way of one's own: `way` names a function, as ``module:function``. It is called
+        with vLLM's engine, the prompt, and a name for requests; what it returns is returned."""
         self.is_renewable = False
         return self.result(self.send("way", way=way, prompt=prompt))
 
@@ -367,13 +370,24 @@ class Node:
 
     def wait_for(self, counter: str, at_least: float, timeout: float = 120.0) -> None:
         """Waits until a counter is high enough. Idle engines report with their next step, so
-        this runs a small request now and then."""
-        end = time.monotonic() + timeout
-        while (seen := self.counters().get(counter, 0)) < at_least:
-            if time.monotonic() > end:
-                raise TimeoutError(f"{counter} is {seen}, not {at_least}: {self.counters()}")
+        this runs a small request now and then.
+
+        Raises:
+            TimeoutError: it never is.
+        """
+
+        def is_high_enough() -> bool:
+            if self.counters().get(counter, 0) >= at_least:
+                return True
             self.ask([7, 8, 9], max_tokens=2)
-            time.sleep(0.05)
+            return False
+
+        eventually(
+            is_high_enough,
+            lambda: f"{counter} is {at_least}: {self.counters()}",
+            seconds=timeout,
+            pause=0.05,
+        )
 
     def stop(self, timeout: float = 120.0) -> int:
         """Ends the engine as vLLM would, and returns its exit status.
@@ -434,157 +448,3 @@ def connector_settings(pool: str, settings: dict[str, Any] | None) -> dict[str, 
 
 class StartError(RuntimeError):
     """The engine did not come up; the message is the end of its log."""
-
-
-async def _serve(args: dict[str, Any]) -> None:
-    from vllm import SamplingParams
-    from vllm.config import KVTransferConfig
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.lora.request import LoRARequest
-    from vllm.sampling_params import RequestOutputKind
-    from vllm.v1.engine.async_llm import AsyncLLM
-    from vllm.v1.engine.core import EngineCore
-
-    if prepare := args.pop("prepare", None):
-        module, _, function = prepare.partition(":")
-        getattr(importlib.import_module(module), function)()
-    if transfer := args.pop("kv_transfer_config", None):
-        args["kv_transfer_config"] = KVTransferConfig(**transfer)
-    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**args))
-    running: set[int] = set()
-
-    def say(number: int, **content: Any) -> None:
-        sys.stdout.write(json.dumps({"id": number} | content) + "\n")
-        sys.stdout.flush()
-
-    async def generate(number: int, request: dict[str, Any]) -> dict[str, Any]:
-        params = SamplingParams(
-            max_tokens=request["max_tokens"],
-            temperature=0.0,
-            ignore_eos=True,
-            logprobs=1,
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-            **request["sampling"],
-        )
-        began = time.monotonic()
-        final = None
-        async for output in engine.generate(
-            {"prompt_token_ids": request["prompt"]} | request["salt"] | _seen(request),
-            params,
-            str(number),
-            lora_request=request["adapter"] and LoRARequest(**request["adapter"]),
-            trace_headers=request["trace_headers"],
-            priority=request["priority"],
-        ):
-            final = output
-        assert final is not None
-        completion = final.outputs[0]
-        return {
-            "tokens": list(completion.token_ids),
-            "logprobs": [
-                step[token].logprob
-                for token, step in zip(completion.token_ids, completion.logprobs, strict=True)
-            ],
-            "cached": final.num_cached_tokens,
-            "finish": completion.finish_reason,
-            "seconds": time.monotonic() - began,
-            "params": final.kv_transfer_params,
-        }
-
-    async def abort(number: int) -> None:
-        known = engine.output_processor.external_req_ids
-        while number in running and str(number) not in known:
-            await asyncio.sleep(0.001)
-        await engine.abort(str(number))
-
-    async def handle(message: dict[str, Any]) -> None:
-        number = message["id"]
-        try:
-            match message["op"]:
-                case "generate":
-                    running.add(number)
-                    try:
-                        result: Any = await generate(number, message)
-                    finally:
-                        running.discard(number)
-                case "abort":
-                    result = await abort(message["request"])
-                case "load_adapter":
-                    result = await engine.add_lora(LoRARequest(**message["adapter"]))
-                case "reset":
-                    result = await engine.reset_prefix_cache(message["running"], message["pool"])
-                case "forget_images":
-                    await engine.reset_mm_cache()
-                    result = await engine.reset_encoder_cache()
-                case "call":
-                    method, options = message["method"], message["options"]
-                    result = await engine.collective_rpc(method, kwargs=options)
-                case "way":
-                    way = getattr(importlib.import_module("tests.e2e.ways"), message["way"])
-                    result = await way(engine, message["prompt"], f"way-{number}")
-                case "counters":
-                    unfinished = engine.output_processor.get_num_unfinished_requests()
-                    result = _counters() | {"unfinished_requests": unfinished}
-                case "part":
-                    result = await engine.engine_core.call_utility_async("part")
-                case "renew":
-                    importlib.import_module("tests.e2e.exchange").write_to(message["log"])
-                    extra, log = message["extra"], message["log"]
-                    result = await engine.engine_core.call_utility_async("renew", extra, log)
-            say(number, result=result)
-        except Exception as error:
-            say(number, error=repr(error))
-
-    say(0, ready=True, renewable=transfer is not None and hasattr(EngineCore, "renew"))
-    loop = asyncio.get_running_loop()
-    tasks: set[asyncio.Task[None]] = set()
-    while line := await loop.run_in_executor(None, sys.stdin.readline):
-        task = asyncio.create_task(handle(json.loads(line)))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-    engine.shutdown()
-
-
-def _seen(request: dict[str, Any]) -> dict[str, Any]:
-    """The part of a prompt that has its images."""
-    if not request["images"]:
-        return {}
-    from lab.models.images import picture
-
-    seen: dict[str, Any] = {
-        "multi_modal_data": {"image": [picture(number) for number in request["images"]]}
-    }
-    if request["image_names"]:
-        seen["multi_modal_uuids"] = {"image": request["image_names"]}
-    return seen
-
-
-def _counters() -> dict[str, float]:
-    import prometheus_client
-
-    found: dict[str, float] = {}
-    for metric in prometheus_client.REGISTRY.collect():
-        for sample in metric.samples:
-            if sample.name.endswith("_total"):
-                name = sample.name.removeprefix("vllm:").removesuffix("_total")
-                found[name.removeprefix("penstock_")] = (
-                    found.get(name.removeprefix("penstock_"), 0) + sample.value
-                )
-    return found
-
-
-def main(args: dict[str, Any]) -> None:
-    """Serves until standard input ends."""
-    try:
-        asyncio.run(_serve(args))
-        # vLLM's engine ends once more when it is collected. At the interpreter's end, what it needs
-        # for that is gone.
-        gc.collect()
-    except BaseException as error:
-        print(json.dumps({"id": 0, "failed": repr(error)}), flush=True)
-        raise
-
-
-if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))

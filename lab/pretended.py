@@ -10,10 +10,10 @@ import pickle
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from lab.waiting import LIMIT
 from penstock._native import Store
 from penstock.pool.namespace import namespace_digest, publish_namespace
 from penstock.vllm.samples import SAMPLE_BLOCKS, SAMPLE_LORA, SAMPLE_SALT
-from tests.waiting import LIMIT
 
 BLOCK = 16
 NONE_HASH = hashlib.sha256(pickle.dumps("seed", protocol=5)).digest()
@@ -42,8 +42,8 @@ def hashes(
         keys: list[Any] = [("lora", *lora)] if lora else []
         if salt and at == 0:
             keys.append(("cache_salt", salt))
-        value = (found[-1] if found else NONE_HASH, tuple(tokens[at : at + block]), None)
-        value = (*value[:2], tuple(keys) if keys else None)
+        parent = found[-1] if found else NONE_HASH
+        value = (parent, tuple(tokens[at : at + block]), tuple(keys) if keys else None)
         found.append(hashlib.sha256(pickle.dumps(value, protocol=5)).digest())
     return found
 

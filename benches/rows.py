@@ -1,0 +1,58 @@
+"""The rows of a bench: they take turns, pass by pass, and each is compared with the baseline.
+
+What slows the machine for a while slows all rows of a pass. So the figures are medians over passes,
+and ratios are taken pass by pass.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+from benches.report import median_ratio
+
+T = TypeVar("T")
+
+
+def rotated(rows: Sequence[T], number: int) -> list[T]:
+    """The rows in the order of a pass: each pass begins with another one."""
+    start = number % len(rows)
+    return [*rows[start:], *rows[:start]]
+
+
+def turns(rows: Sequence[T], passes: int, warm_up: int = 1) -> Iterator[tuple[int, T]]:
+    """Gives every row in every pass, with the pass's number. Those below 0 warm up: connections,
+    memory and code are used once. What they take does not count."""
+    for number in range(-warm_up, passes):
+        for row in rotated(rows, number):
+            yield number, row
+
+
+class Times:
+    """Seconds that rows took, by what they did, pass by pass. Those of warm-up are dropped."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[tuple[str, str], list[float]] = defaultdict(list)
+
+    def add(self, number: int, row: str, what: str, seconds: float) -> None:
+        """Notes what a row took in the pass of that number."""
+        if number >= 0:
+            self._seconds[row, what].append(seconds)
+
+    def each(self, row: str, what: str) -> list[float]:
+        """All seconds, pass by pass."""
+        return self._seconds[row, what]
+
+    def median(self, row: str, what: str) -> float:
+        """The median of the seconds.
+
+        Raises:
+            statistics.StatisticsError: there are none.
+        """
+        return statistics.median(self._seconds[row, what])
+
+    def ratio(self, row: str, baseline: str, what: str) -> float:
+        """The median of the ratios to the baseline's seconds, pass by pass."""
+        return median_ratio(self._seconds[row, what], self._seconds[baseline, what])

@@ -21,9 +21,9 @@ from penstock.lookup import Service
 from penstock.lookup.connections import Connections, Patience
 from penstock.lookup.http import Application
 from penstock.lookup.service import Limits
-from penstock.lookup.short import ShortProtocol
+from penstock.lookup.short import ShortProtocol, in_front
 from penstock.lookup.tokenizing import Tokenizers
-from tests.lookup.test_http import BODY, PLAIN, WHOLE, Frozen, Running
+from tests.lookup.test_http import BODY, CHUNKED, PLAIN, WHOLE, Frozen, Running
 
 PATIENCE = Patience(head_seconds=10.0, body_seconds=20.0, idle_seconds=30.0, connections=16)
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -41,9 +41,11 @@ class Client:
         self.writer.write(data)
         await self.writer.drain()
 
-    async def status(self) -> int:
-        """The status of the next answer."""
+    async def status(self, skip: int | None = None) -> int:
+        """The status of the next answer that is not the one to `skip`, which has no body."""
         head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), LIMIT)
+        if skip is not None and head.startswith(b"HTTP/1.1 %d " % skip):
+            return await self.status()
         lines = head.lower().split(b"\r\n")
         [length] = [line for line in lines if line.startswith(b"content-length:")]
         await asyncio.wait_for(self.reader.readexactly(int(length.split(b":")[1])), LIMIT)
@@ -73,6 +75,7 @@ class Place:
             service, Tokenizers({}), limits=limits, connections=self.connections
         )
         self.state = ServerState()
+        self.made: list[ShortProtocol] = []
         self.port = 0
 
     async def listen(self) -> asyncio.Server:
@@ -81,10 +84,13 @@ class Place:
             self.application, log_config=None, ws="none", timeout_keep_alive=int(100 * LIMIT)
         )
         config.load()
-        loop = asyncio.get_running_loop()
-        server = await loop.create_server(
-            lambda: ShortProtocol(config, self.state, {}), "127.0.0.1", 0
-        )
+        protocol = in_front(self.application)
+
+        def make() -> ShortProtocol:
+            self.made.append(protocol(config=config, server_state=self.state, app_state={}))
+            return self.made[-1]
+
+        server = await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]
         return server
 
@@ -189,6 +195,47 @@ def test_the_rest_of_a_refused_request_has_its_time_and_no_more() -> None:
     serving(test)
 
 
+@pytest.mark.parametrize(
+    "long", [HEALTH, WAITS + BODY, WHOLE + WHOLE], ids=["no look-up", "it waits", "two at once"]
+)
+def test_the_short_way_is_open_again_after_the_long_one(
+    long: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_once: list[bytes] = []
+    answer_at_once = Application.answer_at_once
+
+    def noted(self: Application, headers: list[tuple[bytes, bytes]], body: bytes) -> bytes | None:
+        at_once.append(body)
+        return answer_at_once(self, headers, body)
+
+    monkeypatch.setattr(Application, "answer_at_once", noted)
+
+    async def test(place: Place) -> None:
+        client = await place.connect()
+        await client.send(long)
+        for _ in range(2 if long == WHOLE + WHOLE else 1):
+            assert await client.status(skip=100) == 200
+        assert at_once == []
+        assert await client.ask(WHOLE) == 200
+        assert at_once == [BODY]
+
+    serving(test)
+
+
+def test_a_request_of_unknown_length_has_its_time_and_no_more() -> None:
+    async def test(place: Place) -> None:
+        client = await place.connect()
+        assert await client.ask(CHUNKED) == 200
+        place.pass_time(29.0)
+        with contextlib.suppress(ConnectionError):
+            for byte in CHUNKED[:8]:
+                await client.send(bytes([byte]))
+                place.pass_time(5.0)
+        assert await client.is_closed()
+
+    serving(test)
+
+
 def test_who_waits_for_an_answer_is_never_closed() -> None:
     frozen: list[Frozen] = []
 
@@ -214,7 +261,7 @@ def test_who_waits_for_an_answer_is_never_closed() -> None:
 def test_who_does_not_read_is_closed() -> None:
     async def test(place: Place) -> None:
         client = await place.connect()
-        [protocol] = place.state.connections
+        [protocol] = place.made
         assert await client.ask() == 200
         # What the event loop does when a client's answers pile up, and when they do no more.
         protocol.pause_writing()

@@ -31,7 +31,7 @@ from penstock._native import Store
 from penstock.lookup import Service
 from penstock.lookup.http import Application
 from penstock.lookup.service import Limits, Settings
-from penstock.lookup.short import _read
+from penstock.lookup.short import read_plain
 from penstock.lookup.tokenizing import Tokenizers
 
 CALL = "import sys; from penstock.cli import main; sys.exit(main())"
@@ -275,13 +275,13 @@ def test_what_is_not_plain_goes_the_long_way(
 
 
 def test_the_short_way_is_for_what_is_whole_and_plain() -> None:
-    read = _read(WHOLE)
+    read = read_plain(WHOLE)
     assert read is not None
     assert read[0][0] == (b"host", b"here")
     assert read[1] == BODY
-    assert _read(PLAIN + b"Authorization: Bearer x\r\n\r\n" + BODY) is not None
+    assert read_plain(PLAIN + b"Authorization: Bearer x\r\n\r\n" + BODY) is not None
     for other in (WHOLE[:-1], WHOLE + b"x", CHUNKED, WHOLE.replace(b"Host", b"Expect")):
-        assert _read(other) is None
+        assert read_plain(other) is None
 
 
 def test_a_connection_may_be_idle_between_requests(pool: str) -> None:

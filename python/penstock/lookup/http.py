@@ -84,8 +84,11 @@ class Application:
             self._measured.note(status, time.perf_counter() - began)
         listed = [(name.encode(), value.encode()) for name, value in headers.items()]
         listed += [(b"content-type", kind), (b"content-length", str(len(body)).encode())]
-        await send({"type": "http.response.start", "status": status, "headers": listed})
-        await send({"type": "http.response.body", "body": body})
+        try:
+            await send({"type": "http.response.start", "status": status, "headers": listed})
+            await send({"type": "http.response.body", "body": body})
+        finally:
+            self.connections.note_answer(scope)
 
     def answer_at_once(self, headers: list[tuple[bytes, bytes]], body: bytes) -> bytes | None:
         """The answer to a look-up; None if it is refused, or takes a while."""

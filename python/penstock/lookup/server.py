@@ -15,8 +15,9 @@ from pathlib import Path
 from penstock.errors import ConfigError
 from penstock.lookup.http import Application
 
-_IDLE_SECONDS = 30
-"""A connection without a request is closed after so long."""
+_KEEP_ALIVE_SECONDS = 24 * 3600
+"""uvicorn's own limit of an idle connection, which sees only requests that go the long way.
+`Connections` ends idle connections."""
 _TICKS_A_SWEEP = 10
 """uvicorn ticks ten times a second."""
 _SWITCH_SECONDS = 0.0002
@@ -52,7 +53,7 @@ def serve(
     """
     import uvicorn
 
-    from penstock.lookup.short import ShortProtocol
+    from penstock.lookup.short import in_front
 
     scheme = "http" if address.certificate is None else "https"
     if address.certificate is not None:
@@ -67,8 +68,8 @@ def serve(
             proxy_headers=False,
             lifespan="off",
             ws="none",
-            http=ShortProtocol,
-            timeout_keep_alive=_IDLE_SECONDS,
+            http=in_front(application),
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=_GRACE_SECONDS,
             ssl_certfile=address.certificate,
             ssl_keyfile=address.key,

@@ -90,7 +90,7 @@ impl Catalogue {
     /// result is None.
     ///
     /// # Errors
-    /// The request is not known, or what `asker` fails with: then the request does without, too.
+    /// The request is not known, or what `asker` fails with: then the request is a miss, too.
     pub fn ask_through<A: Asker>(
         &mut self,
         id: &str,
@@ -103,7 +103,7 @@ impl Catalogue {
                 for before in &queries[..position] {
                     asker.cancel(before.number);
                 }
-                self.do_without(id)?;
+                self.set_miss(id)?;
                 return put.map(|_| None);
             }
         }
@@ -150,12 +150,11 @@ impl Catalogue {
         Ok(())
     }
 
-    /// Notes that the pool need not be asked, or cannot be. The request goes on as if the pool had
-    /// nothing.
+    /// Notes that the request is a miss: the pool need not be asked, or cannot be.
     ///
     /// # Errors
     /// The request is not known.
-    pub fn do_without(&mut self, id: &str) -> Result<()> {
+    pub fn set_miss(&mut self, id: &str) -> Result<()> {
         self.drop_lookup(id);
         found_mut(&mut self.requests, id)?.lookup = Lookup::Answered { is_heard: false };
         Ok(())

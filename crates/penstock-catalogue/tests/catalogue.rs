@@ -135,7 +135,7 @@ fn of_a_look_up_that_failed_nothing_is_loaded() {
     let queries = catalogue.ask("b").unwrap();
     catalogue.answer(queries[0].number, None);
     assert_eq!(ends(&catalogue, "b"), []);
-    catalogue.do_without("a").unwrap();
+    catalogue.set_miss("a").unwrap();
     assert_eq!(ends(&catalogue, "a"), []);
     // A short prompt has nothing to ask for.
     catalogue.add("c", 5, None).unwrap();

@@ -282,7 +282,7 @@ impl Catalogue {
 
     /// Looks which of the request's blocks node memory has: host memory has these. That memory is
     /// this machine's, so the answer is there at once.
-    fn look_in_node(
+    fn look_up_node_memory(
         &mut self,
         request: &str,
         node: &Store,
@@ -315,9 +315,9 @@ impl Catalogue {
         }
     }
 
-    /// Lets the request go on as if the pool had nothing of it.
-    fn do_without(&mut self, request: &str) -> PyResult<()> {
-        raising(self.native.do_without(request))
+    /// Notes that the request is a miss: the pool is not asked.
+    fn set_miss(&mut self, request: &str) -> PyResult<()> {
+        raising(self.native.set_miss(request))
     }
 
     /// Drops the request's look-up: nobody waits for it any more.

@@ -452,7 +452,7 @@ class SchedulerHalf:
         """The request has blocks of weights that are gone, or waits for some."""
         state.is_stale = True
         self._lookups.drop(state)
-        self._catalogue.do_without(state.id)
+        self._catalogue.set_miss(state.id)
         self._probing.forget(state)
         self._prefetching.forget(state)
         self._handover.forget(state)

@@ -19,4 +19,4 @@ class NodeMemory:
         """Notes what node memory has of the blocks that the catalogue knows by the name of a
         request. Without node memory, does nothing."""
         if self._store is not None:
-            self._catalogue.look_in_node(name, self._store, self._agreement.pool_groups)
+            self._catalogue.look_up_node_memory(name, self._store, self._agreement.pool_groups)

@@ -39,7 +39,7 @@ class TieredLookups:
         may_load = is_shared and last > 0 and not request.skip_reading_prefix_cache
         self._spans.begin(state, may_load=may_load)
         if (in_host and in_host[-1].end == last) or not is_shared:
-            catalogue.do_without(state.id)
+            catalogue.set_miss(state.id)
         else:
             self._lookups.start(state)
 

@@ -56,7 +56,9 @@ __all__ = [
     "objects",
     "panics",
     "parse_size",
+    "policies",
     "read_question",
+    "routings",
     "slot_stride",
     "store_checks",
     "tenant_namespace",
@@ -840,6 +842,9 @@ class _Replay(TypedDict):
     busiest_node: int
     host_blocks_held: int
     pool_blocks_held: int
+
+def policies() -> list[str]: ...
+def routings() -> list[str]: ...
 
 @final
 class Trace:

@@ -64,7 +64,7 @@ mod _native {
     #[pymodule_export]
     use crate::registered::{built_in_schemes, check_store, find_stores_with, store_checks};
     #[pymodule_export]
-    use crate::sim::Trace;
+    use crate::sim::{Trace, policies, routings};
     #[pymodule_export]
     use crate::store::{Store, parse_size, tenant_namespace};
 

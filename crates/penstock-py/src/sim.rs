@@ -261,6 +261,18 @@ fn document<'py>(py: Python<'py>, outcome: &Outcome) -> PyResult<Bound<'py, PyDi
     Ok(found)
 }
 
+/// The names of all eviction policies.
+#[pyfunction]
+pub(crate) fn policies() -> Vec<&'static str> {
+    PolicyKind::ALL.map(PolicyKind::name).to_vec()
+}
+
+/// The names of all ways to route requests.
+#[pyfunction]
+pub(crate) fn routings() -> Vec<&'static str> {
+    Routing::ALL.map(Routing::name).to_vec()
+}
+
 /// The smallest of the sorted values that at least this share of the values does not exceed.
 #[expect(
     clippy::cast_precision_loss,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from penstock._native import Trace
+from penstock._native import Trace, policies, routings
 
-POLICIES = ("lru", "lru-by-block", "clock", "s3fifo", "prefix", "chooser")
-"""Eviction policies, by the names that the native part knows."""
+POLICIES = tuple(policies())
+"""The names of all eviction policies."""
 
-ROUTINGS = ("random", "sticky", "prefix-aware")
-"""Ways to route requests, by the names that the native part knows."""
+ROUTINGS = tuple(routings())
+"""The names of all ways to route requests."""
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,16 @@ class Option:
     """The option, without dashes before it. Empty: it is called as the field is."""
     choices: tuple[str, ...] | None = None
 
+    def __post_init__(self) -> None:
+        if not self.metavar and not self.choices:
+            raise TypeError(f"an option with neither metavar nor choices: {self.help}")
+
     @classmethod
     def of(cls, metadata: Mapping[Any, Any]) -> Option | None:
         """The option of a field with this metadata; None if it has none."""
-        found: Option | None = metadata.get(_KEY)
+        found = metadata.get(_KEY)
+        if not isinstance(found, Option | None):
+            raise TypeError(f"{_KEY} of a field's metadata is no Option, but {found!r}")
         return found
 
 

@@ -247,7 +247,7 @@ def help_text(parser: argparse.ArgumentParser) -> str:
     of_width = partial(formatter, width=HELP_WIDTH)
     with mock.patch.object(parser, "formatter_class", of_width):
         lines = parser.format_help().rstrip().splitlines()
-    # A usage that is written by hand comes as one line.
+    # In a usage, argparse does not break an option from its choices.
     return "\n".join(
         textwrap.fill(line, HELP_WIDTH, subsequent_indent=" " * 8, break_on_hyphens=False)
         if len(line) > HELP_WIDTH

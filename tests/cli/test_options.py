@@ -67,6 +67,66 @@ def test_only_the_named_ones_are_added() -> None:
     assert [action.dest for action in parser._actions] == ["help", "colour"]
 
 
+@dataclass(frozen=True)
+class CountAsText:
+    """Settings whose option would give a number where the field has text."""
+
+    rooms: str = option("3", "N", "how many")
+
+
+@dataclass(frozen=True)
+class TextAsCount:
+    """Settings whose option has a metavar that nothing reads, and so would give text."""
+
+    rooms: int = option(3, "ROOMS", "how many")
+
+
+@dataclass(frozen=True)
+class Flag:
+    """Settings with a field that is true or false, which no option gives."""
+
+    is_open: bool | None = option(None, "N", "whether it is open")
+
+
+@dataclass(frozen=True)
+class NoChoice:
+    """Settings whose default is none of its choices."""
+
+    colour: str = option("green", "", "how it looks", choices=("red", "blue"))
+
+
+@dataclass(frozen=True)
+class NoOption:
+    """Settings whose metadata holds something else where an option is."""
+
+    colour: str = field(default="", metadata=dict.fromkeys(shown("NAME", "its colour"), "red"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (CountAsText, r"CountAsText\.rooms is <class 'str'>, but its option N gives int"),
+        (TextAsCount, r"TextAsCount\.rooms is <class 'int'>, but its option ROOMS gives str"),
+        (Flag, r"Flag\.is_open is bool | None, but its option N gives int"),
+        (NoChoice, r"NoChoice\.colour is 'green' by default: none of \('red', 'blue'\)"),
+        (NoOption, r"no Option, but 'red'"),
+    ],
+)
+def test_a_field_that_does_not_fit_its_option_is_a_mistake(settings: type, said: str) -> None:
+    with pytest.raises(TypeError, match=said):
+        options.add(argparse.ArgumentParser(), settings)
+
+
+def test_a_name_that_is_no_option_is_a_mistake() -> None:
+    with pytest.raises(TypeError, match="Room has no option for inside, limits"):
+        options.add(argparse.ArgumentParser(), Room, "colour", "limits", "inside")
+
+
+def test_an_option_shows_something_for_its_value() -> None:
+    with pytest.raises(TypeError, match="neither metavar nor choices: how it looks"):
+        shown("", "how it looks")
+
+
 @pytest.mark.parametrize(
     ("command", "settings"),
     [

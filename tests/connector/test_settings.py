@@ -83,6 +83,16 @@ def test_a_bad_value_is_refused_in_a_line_that_names_its_key(
     assert "\n" not in str(caught.value)
 
 
+def test_settings_are_read_and_checked_however_they_are_made() -> None:
+    given: dict[str, Any] = {"host_bytes": "4GiB", "host_tier": "false", "salt": 7}
+    made = Settings("valkey://cache.example", **given)
+    assert made == Settings.parse(POOL | {f"penstock.{name}": given[name] for name in given})
+    assert (made.host_bytes, made.host_tier, made.salt) == (4 << 30, False, "7")
+    for wrong in {"colour": "red"}, {"get_lanes": 0}, {"load_policy": "sometimes"}:
+        with pytest.raises(ConfigError, match=f"penstock.{next(iter(wrong))}"):
+            Settings("valkey://cache.example", **wrong)
+
+
 def test_what_is_wrong_is_said_all_at_once_without_the_pools_password() -> None:
     url = "valkey://me:hunter2@cache.example"
     with pytest.raises(ConfigError) as caught:

@@ -9,6 +9,7 @@ import pytest
 
 from penstock.vllm.groups import Group
 from penstock.vllm.messages import WorkerReport
+from penstock.vllm.scheduler.promises import REMOTE_DECODE
 from tests.connector.engine import Asked, PlainEngine
 
 FULL = Group(0, "full_attention", 4, None, "bfloat16", ())
@@ -87,6 +88,22 @@ def test_a_request_from_before_neither_loads_nor_stores(
     assert engine.match(request) == 0
     computed(engine, request)
     assert stores(engine) == 0
+
+
+def test_a_request_from_before_promises_nothing(engine: PlainEngine, blocks: Blocks) -> None:
+    def promised(name: str) -> int:
+        request = engine.ask(name, TOKENS, {REMOTE_DECODE: True})
+        engine.match(request)
+        engine.step({name: request.num_tokens})
+        if name == "old":
+            change(engine)
+        said = engine.half.promise(name)
+        assert said is not None
+        return int(said["penstock.promise"]["tokens"])
+
+    assert promised("old") == 0
+    blocks.empty()
+    assert promised("new") == WHOLE
 
 
 @pytest.mark.parametrize("hit", [BLOCK, WHOLE])

@@ -7,32 +7,54 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, Field, fields
-from typing import Any, TypeVar
+from dataclasses import MISSING, Field, dataclass, fields
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from penstock.cli import words
 from penstock.option import Option
 
-_READERS: Mapping[str, Callable[[str], Any]] = {
-    "K": words.count_argument,
-    "N": words.count_argument,
-    "PRICE": words.price_argument,
-    "SECONDS": words.seconds_argument,
-    "SHARE": words.share_argument,
-    "SIZE": words.size_argument,
-    "X": float,
+
+@dataclass(frozen=True)
+class _Kind:
+    """The values of an option."""
+
+    type: type
+    read: Callable[[str], Any] | None
+    """None: as they are."""
+
+
+_TEXT = _Kind(str, None)
+
+_KINDS: Mapping[str, _Kind] = {
+    "K": _Kind(int, words.count_argument),
+    "N": _Kind(int, words.count_argument),
+    "PRICE": _Kind(float, words.price_argument),
+    "SECONDS": _Kind(float, words.seconds_argument),
+    "SHARE": _Kind(float, words.share_argument),
+    "SIZE": _Kind(int, words.size_argument),
+    "X": _Kind(float, float),
 }
-"""How values are read, by what stands for them in help. All others are text."""
+"""Kinds of values, by what stands for them in help. All others are text."""
 
 _T = TypeVar("_T")
 
 
 def add(parser: argparse.ArgumentParser, settings: type[Any], *names: str) -> None:
-    """Adds an option for each field of `settings` that is one, or only for those with `names`."""
+    """Adds an option for each field of `settings` that is one, or only for those with `names`.
+
+    Raises:
+        TypeError: a field or a name does not fit. This is a mistake in the program.
+    """
+    known = [field.name for field, _ in _options(settings)]
+    if absent := set(names).difference(known):
+        raise TypeError(f"{settings.__qualname__} has no option for {', '.join(sorted(absent))}")
+    types = get_type_hints(settings)
     for field, option in _options(settings):
         if not names or field.name in names:
-            # None stands for text.
-            reader: Any = _READERS.get(option.metavar)
+            _check(f"{settings.__qualname__}.{field.name}", types[field.name], field, option)
+            # Any, because the stubs of argparse do not know that None is allowed.
+            reader: Any = _kind(option).read
             parser.add_argument(
                 f"--{_name(field, option)}",
                 metavar=option.metavar or None,
@@ -67,6 +89,23 @@ def _options(settings: type[Any]) -> Iterator[tuple[Field[Any], Option]]:
         option = Option.of(field.metadata)
         if option is not None:
             yield field, option
+
+
+def _check(place: str, declared: Any, field: Field[Any], option: Option) -> None:
+    """Refuses an option whose values are not of the field's declared type."""
+    taken = set(get_args(declared) or [declared]) - {NoneType}
+    read = _kind(option).type
+    if taken != {read}:
+        raise TypeError(
+            f"{place} is {declared}, but its option {option.metavar or option.choices} gives "
+            f"{read.__name__}"
+        )
+    if option.choices and field.default is not MISSING and field.default not in option.choices:
+        raise TypeError(f"{place} is {field.default!r} by default: none of {option.choices}")
+
+
+def _kind(option: Option) -> _Kind:
+    return _KINDS.get(option.metavar, _TEXT)
 
 
 def _name(field: Field[Any], option: Option) -> str:

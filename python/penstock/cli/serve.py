@@ -193,6 +193,7 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
     puts them into the namespace's `vllm_options`."""
     parser = subparsers.add_parser(
         "serve",
+        usage="%(prog)s MODEL [OPTION ...] [VLLM OPTION ...]",
         help="run vLLM's server over a pool",
         description="Runs `vllm serve` with Penstock as its KV connector, and prints the command. "
         "Every option that is not named here goes to vLLM.",
@@ -231,14 +232,7 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="only print the command, do not run it"
     )
-    parser.usage = _usage(parser)
     parser.set_defaults(passes_options=True)
-
-
-def _usage(parser: argparse.ArgumentParser) -> str:
-    named = [action for action in parser._actions[1:] if action.option_strings]
-    shown = (f"{each.option_strings[0]} {each.metavar or ''}".rstrip() for each in named)
-    return f"{parser.prog} MODEL {' '.join(f'[{each}]' for each in shown)} [VLLM OPTION ...]"
 
 
 def run(args: argparse.Namespace) -> int:

@@ -40,7 +40,7 @@ from penstock.sim import (
 )
 from penstock.sim.plot import draw
 from penstock.sim.sizes import tried_sizes, weigh_sizes
-from penstock.vllm.settings import Settings
+from penstock.vllm import advisor
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -62,6 +62,13 @@ class _Fleet:
         choices=POLICIES,
     )
     routing: str = option("random", "", "how requests come to nodes", choices=ROUTINGS)
+    load_policy: str = option(
+        Engine.load_policy,
+        "",
+        "whether a node loads what its cache or the pool has: auto, where its simulated steps and "
+        "loads so far say that this is faster than recomputing; always; or never",
+        choices=advisor.POLICIES,
+    )
     pack_bytes: int | None = option(
         None,
         "SIZE",
@@ -80,8 +87,8 @@ class _Fleet:
     pool_latency: float = option(0.001, "SECONDS", "before the first of them")
     windows: int = option(60, "N", "parts of the trace's time that are counted one by one")
 
-    def with_tokens_of(self, bytes_per_token: int, load_policy: str | None) -> Fleet:
-        """The fleet, for KV of this size. Without a load policy the engine's default holds."""
+    def with_tokens_of(self, bytes_per_token: int) -> Fleet:
+        """The fleet, for KV of this size."""
         return Fleet(
             nodes=self.nodes,
             host=Tier(self.host_bytes, self.policy, self.host_bandwidth, self.host_latency),
@@ -90,7 +97,7 @@ class _Fleet:
             prefill_speed=self.prefill_speed,
             routing=self.routing,
             windows=self.windows,
-            engine=Engine() if load_policy is None else Engine(load_policy=load_policy),
+            engine=Engine(load_policy=self.load_policy),
         )
 
 
@@ -159,7 +166,6 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     for settings in (_Fleet, _Reading, _Scale, Prices):
         options.add(parser, settings)
-    options.add(parser, Settings, "load_policy")
     parser.add_argument(
         "--no-sizes", action="store_true", help="do not try pools of other sizes: faster"
     )
@@ -171,7 +177,7 @@ def run(args: argparse.Namespace) -> int:
     """Simulates, and prints the results."""
     prices = _prices(args)
     given = options.read(_Fleet, args)
-    fleet = given.with_tokens_of(_bytes_per_token(args), args.load_policy)
+    fleet = given.with_tokens_of(_bytes_per_token(args))
     with _progress(args.json) as bar:
         bar.begin("reading", None)
         trace = Trace.read(args.trace, **asdict(options.read(_Reading, args)))

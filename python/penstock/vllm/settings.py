@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field, fields
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from urllib.parse import urlsplit
@@ -133,8 +133,12 @@ class Lanes:
 
 @dataclass(frozen=True)
 class Settings:
-    """All settings, with their defaults. `parse` reads and checks them. A field says whether
-    `penstock serve` has an option for it."""
+    """All settings, with their defaults. They are read and checked as they are made. A field says
+    whether `penstock serve` has an option for it.
+
+    Raises:
+        ConfigError: an unknown setting, or a bad value.
+    """
 
     __pydantic_config__: ClassVar = {"extra": "forbid", "coerce_numbers_to_str": True}
 
@@ -146,6 +150,7 @@ class Settings:
         )
     )
     """URL of the pool; or several as tiers, the nearest first, with spaces between."""
+    _: KW_ONLY
     host_bytes: _Count = option(
         0,
         "SIZE",
@@ -257,6 +262,17 @@ class Settings:
     It gets a span of each request that looks for blocks. `/v1/traces` is added to a URL without a
     path. By default there are no spans."""
 
+    # The signature that types are checked by is the one that the dataclass makes.
+    if not TYPE_CHECKING:
+
+        def __init__(self, pool: Any, **given: Any) -> None:
+            from pydantic import ValidationError
+
+            try:
+                _reader().validator.validate_python({"pool": pool, **given}, self_instance=self)
+            except ValidationError as error:
+                raise ConfigError("; ".join(map(_sentence, error.errors()))) from None
+
     def lanes(self, ranks: int, cores: int | None = None) -> Lanes:
         """The native threads of each rank of an engine that has so many. `cores` are the machine's
         by default. Where a rank has eight cores there is one lane more of each kind than where it
@@ -293,12 +309,7 @@ class Settings:
                 f"no pool: set {PREFIX}pool in kv_connector_extra_config, or {POOL_VARIABLE}, "
                 "to a URL such as file:///var/cache/penstock or valkey://host:6379"
             )
-        from pydantic import ValidationError
-
-        try:
-            return _reader().validate_python(values)
-        except ValidationError as error:
-            raise ConfigError("; ".join(map(_sentence, error.errors()))) from None
+        return cls(**values)
 
     def policy_for(self, params: Mapping[str, Any] | None) -> str:
         """Load policy of a request with these ``kv_transfer_params``.

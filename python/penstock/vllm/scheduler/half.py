@@ -62,14 +62,13 @@ from penstock.vllm.scheduler.promises import Promises, is_handed_over
 from penstock.vllm.scheduler.requests import Phase, RequestState
 from penstock.vllm.scheduler.savings import Savings
 from penstock.vllm.scheduler.sharing import Sharing
-from penstock.vllm.scheduler.spans import NoSpans, Spans
+from penstock.vllm.scheduler.spans import spans_to
 from penstock.vllm.scheduler.stores import Stores
 from penstock.vllm.scheduler.storing import Storing
 from penstock.vllm.scheduler.tiered_lookups import TieredLookups
 from penstock.vllm.scheduler.transfers import Transfers
 from penstock.vllm.scheduler.weights import Weights
 from penstock.vllm.settings import Settings, tenant_name
-from penstock.vllm.tracing import Exporter
 
 logger = logging.getLogger("vllm.penstock")
 
@@ -97,11 +96,22 @@ class SchedulerHalf:
         advisor = Advisor(facts.tokens_per_step, settings.lanes(facts.ranks).get)
         limit = limit or LookupLimit(settings.lookup_timeout)
         node = open_node_memory(settings.host_memory, "penstock-scheduler")
-        spans = Spans(Exporter(settings.otlp_endpoint)) if settings.otlp_endpoint else NoSpans()
-        orders, weights, counters = Orders(adapter_of), Weights(), Counters()
-        self._settings, self._facts, self._agreement, self._role = settings, facts, agreement, role
-        self._store, self._node, self._catalogue, self._advisor = store, node, catalogue, advisor
-        self._spans, self._orders, self._weights, self._counters = spans, orders, weights, counters
+        spans = spans_to(settings.otlp_endpoint)
+        orders = Orders(adapter_of)
+        weights = Weights()
+        counters = Counters()
+        self._settings = settings
+        self._facts = facts
+        self._agreement = agreement
+        self._role = role
+        self._store = store
+        self._node = node
+        self._catalogue = catalogue
+        self._advisor = advisor
+        self._spans = spans
+        self._orders = orders
+        self._weights = weights
+        self._counters = counters
         self._requests: dict[str, RequestState] = {}
         self._positions = {
             group.index: place

@@ -102,7 +102,7 @@ class Promises:
         request, unit = state.request, self._catalogue.alignment
         tokens = min(request.num_computed_tokens, request.num_prompt_tokens) // unit * unit
         each = self._facts.hash_tokens
-        if not self._sharing.role.stores or not self._sharing.is_shared(request):
+        if not self._sharing.may_store(state):
             tokens = 0
         promise = Promise(
             self._agreement.namespaces,

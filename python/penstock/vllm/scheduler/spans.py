@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from typing import Protocol
 
 from penstock._native import Blocks
 from penstock.vllm.scheduler.requests import LoadSpan, RequestState
@@ -49,17 +50,11 @@ meanings."""
 _Values = dict[str, "str | int | float"]
 
 
-class Spans:
+class Spans(Protocol):
     """The open spans of one engine's requests."""
-
-    def __init__(self, exporter: Exporter) -> None:
-        self._exporter = exporter
-        self._loads: dict[int, LoadSpan] = {}
-        """Load under way → its request's span."""
 
     def begin(self, state: RequestState, *, may_load: bool) -> None:
         """The request looks for its blocks. If it may load none, it gets no span."""
-        state.span = LoadSpan(time.time_ns()) if may_load else None
 
     def begin_load(
         self,
@@ -71,6 +66,48 @@ class Spans:
         pool_bytes: int,
     ) -> None:
         """The load `number` of so many tokens of the request begins."""
+
+    def note_lost(self, numbers: Iterable[int]) -> None:
+        """Some block of these loads is not there as it should be."""
+
+    def end_load(self, state: RequestState, number: int, seconds: float, unloaded: int) -> None:
+        """The load `number` of the request is over. `unloaded` of its blocks did not come."""
+
+    def end_without_load(self, state: RequestState) -> None:
+        """The request is computed, and nothing was loaded."""
+
+    def abort(self, state: RequestState) -> None:
+        """The request is gone before it was computed."""
+
+    def shutdown(self) -> None:
+        """Sends what is queued, within a bounded time."""
+
+
+def spans_to(endpoint: str) -> Spans:
+    """The spans of an engine that sends them to this collector; none if it is empty."""
+    return SentSpans(Exporter(endpoint)) if endpoint else NoSpans()
+
+
+class SentSpans:
+    """The spans of an engine that sends them to a collector."""
+
+    def __init__(self, exporter: Exporter) -> None:
+        self._exporter = exporter
+        self._loads: dict[int, LoadSpan] = {}
+        """Load under way → its request's span."""
+
+    def begin(self, state: RequestState, *, may_load: bool) -> None:
+        state.span = LoadSpan(time.time_ns()) if may_load else None
+
+    def begin_load(
+        self,
+        state: RequestState,
+        number: int,
+        tokens: int,
+        blocks: Blocks,
+        host_bytes: int,
+        pool_bytes: int,
+    ) -> None:
         span = state.span
         if span is None:
             return
@@ -80,13 +117,11 @@ class Spans:
         self._loads[number] = span
 
     def note_lost(self, numbers: Iterable[int]) -> None:
-        """Some block of these loads is not there as it should be."""
         for number in numbers:
             if (span := self._loads.get(number)) is not None:
                 span.is_lost = True
 
     def end_load(self, state: RequestState, number: int, seconds: float, unloaded: int) -> None:
-        """The load `number` of the request is over. `unloaded` of its blocks did not come."""
         self._loads.pop(number, None)
         span = state.span
         if span is None:
@@ -99,13 +134,11 @@ class Spans:
             self._end(state, FAILED if span.is_lost else GIVEN_UP, values)
 
     def end_without_load(self, state: RequestState) -> None:
-        """The request is computed, and nothing was loaded."""
         advice = state.advice
         could_load = state.unawaited_from is not None or (advice is not None and advice.reaches)
         self._end(state, RECOMPUTED if could_load else MISSED, {})
 
     def abort(self, state: RequestState) -> None:
-        """The request is gone before it was computed."""
         self._end(state, ABORTED, {})
 
     def _end(self, state: RequestState, outcome: str, values: _Values) -> None:
@@ -150,18 +183,37 @@ class Spans:
         )
 
     def shutdown(self) -> None:
-        """Sends what is queued, within a bounded time."""
         self._exporter.shutdown()
 
 
-class NoSpans(Spans):
-    """The spans of an engine that has spans off: no request gets one, and nothing is sent."""
-
-    def __init__(self) -> None:
-        self._loads = {}
+class NoSpans:
+    """The spans of an engine that sends none: nothing is noted."""
 
     def begin(self, state: RequestState, *, may_load: bool) -> None:
-        """The request gets no span. Without one, the other calls do nothing."""
+        pass
+
+    def begin_load(
+        self,
+        state: RequestState,
+        number: int,
+        tokens: int,
+        blocks: Blocks,
+        host_bytes: int,
+        pool_bytes: int,
+    ) -> None:
+        pass
+
+    def note_lost(self, numbers: Iterable[int]) -> None:
+        pass
+
+    def end_load(self, state: RequestState, number: int, seconds: float, unloaded: int) -> None:
+        pass
+
+    def end_without_load(self, state: RequestState) -> None:
+        pass
+
+    def abort(self, state: RequestState) -> None:
+        pass
 
     def shutdown(self) -> None:
-        """Does nothing: nothing is queued."""
+        pass

@@ -99,7 +99,7 @@ def listing(rows: Iterable[Mapping[str, Any]], columns: Sequence[tuple[str, str]
     lines = []
     for row in rows:
         line = [cell(row, pattern) for _, pattern in columns]
-        if row.get("failure") is not None and "" in line:
+        if row.get("failure") and "" in line:
             line[line.index("")] = "failed"
         lines.append(line)
     return table([head for head, _ in columns], lines)

@@ -25,7 +25,7 @@ from benches.trained.train import Trained, trained
 from lab.engines.forks import Fork
 from lab.engines.node import Node, StartError
 
-DTYPES: dict[str, dict[str, str]] = {
+DTYPES: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
     "fp8_e4m3": {"dtype": "bfloat16", "kv_cache_dtype": "fp8_e4m3"},

@@ -217,8 +217,8 @@ def main() -> None:
     if args.add and args.json is None:
         parser.error("--add needs --json: to which file?")
     rows = measure(args)
-    result = {"answer_tokens": ANSWER_TOKENS, "root_blocks": ROOT_BLOCKS}
-    result |= added(args, rows)
+    settings = {"answer_tokens": ANSWER_TOKENS, "root_blocks": ROOT_BLOCKS}
+    result = settings | added(args, rows)
     report.finish(args, table(result["rows"]), result)
     if args.strict and (bad := [row for row in rows if not is_good(row)]):
         sys.exit(f"exactness: {len(bad)} of {len(rows)} cells are not as they must be")

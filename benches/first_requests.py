@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from typing import Any
 
 from benches import report, serving
 from benches.connectors import ENGINE_ENVIRONMENT
@@ -81,7 +82,7 @@ def main() -> None:
     times = Times()
     for number in range(args.starts):
         measure(number, args, times)
-    result = {
+    result: dict[str, dict[str, Any]] = {
         kind: {row: times.median(row, kind) for row in ROWS}
         | {
             "ratio": times.ratio(PENSTOCK, PLAIN, kind),

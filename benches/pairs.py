@@ -66,14 +66,17 @@ def started(
         Exception: the baseline, the first one, does not run.
     """
 
-    def tried(pair: Pair, what: Callable[[], object]) -> None:
+    def tried(pair: Pair, what: Callable[[Pair], object]) -> None:
         try:
-            what()
+            what(pair)
         except (ServerFailed, RuntimeError, OSError) as error:
             if pair is group[0]:
                 raise
             pair.failure = report.cause(str(error))
             progress(f"{pair.name}: {error}")
+
+    def start(pair: Pair) -> None:
+        pair.start(place, kv_bytes=kv_bytes, sequences=sequences)
 
     def ready(pair: Pair) -> None:
         wait_until_ready(pair.engines, lambda number: None)
@@ -81,9 +84,9 @@ def started(
         progress(f"{pair.name} is ready")
 
     for pair in group:
-        tried(pair, lambda pair=pair: pair.start(place, kv_bytes=kv_bytes, sequences=sequences))
+        tried(pair, start)
     for pair in running(group):
-        tried(pair, lambda pair=pair: ready(pair))
+        tried(pair, ready)
     return running(group)
 
 

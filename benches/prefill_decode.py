@@ -139,12 +139,12 @@ def measure(names: Sequence[str], args: argparse.Namespace) -> tuple[dict[str, A
                 rounds[pair.name].append(load.run(system_of(pair).ask, prompts, lambda: None))
         time.sleep(REST_SECONDS)
         hits = {pair.name: external_hits(pair) - before[pair.name] for pair in running}
-        counted = {pair.name: found for pair in running if (found := counters(pair))}
+        counted = {pair.name: counters(pair) for pair in running}
     found = [row(name, of) for name, of in rounds.items()]
     return {
         "rate": rate,
         "systems": {each.name: figures(each, found[0], hits[each.name]) for each in found},
-        "counters": counted,
+        "counters": {name: counts for name, counts in counted.items() if counts},
         "failures": pairs.failures(group),
     }, found
 

@@ -76,7 +76,7 @@ class _Units(string.Formatter):
                 return value / MIB
             case "G":
                 return value / GIB
-        return super().convert_field(value, conversion)  # type: ignore[arg-type]
+        return super().convert_field(value, conversion)
 
 
 def cell(row: Mapping[str, Any], pattern: str) -> str:

@@ -18,7 +18,7 @@ from benches import report
 from benches.connectors import ENGINE_ENVIRONMENT
 from benches.engines import MODELS, save_model, token_bytes
 from benches.rows import groups
-from benches.systems import BASELINE, every
+from benches.systems import BASELINE, NAMES, every
 from benches.two_processes import Group, Row, prompts, summary
 
 HEADS = [
@@ -85,7 +85,7 @@ def main() -> None:
     """Measures, prints a table for each model and writes the result."""
     parser = argparse.ArgumentParser(prog="benches.end_to_end", description=__doc__)
     parser.add_argument("--models", default="mid,tiny", help=f"of {','.join(MODELS)}")
-    parser.add_argument("--rows", default=",".join(every()), help=f"of {','.join(every())}")
+    parser.add_argument("--rows", default=",".join(NAMES), help=f"of {','.join(NAMES)}")
     parser.add_argument("--lengths", type=numbers, default="1800,3900", help="prompt tokens")
     parser.add_argument("--repetitions", type=int, default=5, help="prompts of each length")
     parser.add_argument(

@@ -19,7 +19,7 @@ from benches.connectors import Connector, Penstock
 from benches.pairs import Pair
 from benches.peers import Nixl
 from benches.report import progress
-from benches.systems import BASELINE, every
+from benches.systems import BASELINE, NAMES, every
 from lab.demo.engine import Engine
 from lab.demo.page import picture
 from lab.demo.pd import load
@@ -33,7 +33,7 @@ from penstock.chart import scatter
 from penstock.completions import Answer
 
 PLAIN, SHORT_STEPS, NIXL = "round-robin", "round-robin, short steps", "nixl"
-SYSTEMS = [name for name in (*every(), NIXL, SHORT_STEPS) if name != BASELINE]
+SYSTEMS = [name for name in (*NAMES, NIXL, SHORT_STEPS) if name != BASELINE]
 STEP_TOKENS = 256
 """Tokens of a short step: what operators set so that prompts hold up answers less."""
 KV_BYTES = 512 << 20

@@ -15,7 +15,7 @@ from benches import report, serving
 from benches.connectors import ENGINE_ENVIRONMENT
 from benches.report import progress
 from benches.rows import Times, turns
-from benches.systems import BASELINE, every
+from benches.systems import BASELINE, NAMES, every
 from lab.demo.servers import wait_until_ready
 
 FIGURES = {
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
 def main() -> None:
     """Measures, prints a table and writes the result."""
     parser = argparse.ArgumentParser(prog="benches.serve_cost", description=__doc__)
-    parser.add_argument("--rows", default="penstock-file", help=f"of {','.join(every())}")
+    parser.add_argument("--rows", default="penstock-file", help=f"of {','.join(NAMES)}")
     parser.add_argument("--passes", type=int, default=7)
     parser.add_argument("--prompts", type=int, default=40, help="requests of a pass")
     parser.add_argument("--input-tokens", type=int, default=1024)

@@ -26,3 +26,7 @@ def every() -> dict[str, Connector]:
         "lmcache-redis": LMCache(redis=True),
         "mooncake": Mooncake(),
     }
+
+
+NAMES = tuple(every())
+"""All short names."""

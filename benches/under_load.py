@@ -30,7 +30,7 @@ from benches import pairs, report, rows, serving
 from benches.pairs import Pair
 from benches.report import MIB, median_ratio, progress
 from benches.serving import Place
-from benches.systems import BASELINE, every
+from benches.systems import BASELINE, NAMES, every
 from lab.demo.engine import Engine
 from lab.demo.page import picture
 from lab.demo.servers import wait_until_ready
@@ -227,7 +227,7 @@ def main() -> None:
     parser.add_argument(
         "--systems",
         nargs="+",
-        choices=[name for name in every() if name != BASELINE],
+        choices=[name for name in NAMES if name != BASELINE],
         default=["penstock-file", "penstock-shm", "penstock-valkey"],
     )
     parser.add_argument("--loads", nargs="+", type=float, default=[0.5, 0.8, 1.0])

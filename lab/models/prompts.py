@@ -8,6 +8,6 @@ from lab.models.saved import VOCABULARY
 
 
 def tokens(count: int, seed: int | str) -> list[int]:
-    """So many random tokens, the same for the same seed. All models of the laboratory know them."""
+    """Random tokens, the same for the same seed. All models of the laboratory know them."""
     rng = random.Random(seed)
     return [rng.randrange(3, VOCABULARY) for _ in range(count)]

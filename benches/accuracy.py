@@ -9,43 +9,23 @@ conversations of several turns. Run it as ``python -m benches.accuracy``, after
 from __future__ import annotations
 
 import argparse
-import itertools
-import math
 import tempfile
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benches import report
 from benches.report import progress
-from benches.trained import harness, text
-from benches.trained.conditions import (
-    COLD,
-    FORCED,
-    LOADED,
-    OWN,
-    Cold,
-    Condition,
-    Loaded,
-    Own,
-    Request,
-    settle,
-)
-from benches.trained.harness import Score
-from benches.trained.questions import (
-    ANSWER_TOKENS,
-    Conversation,
-    Question,
-    conversations,
-    questions,
-)
-from benches.trained.train import KINDS, Recipe, Trained, trained
+from benches.trained import text
+from benches.trained.conditions import COLD, FORCED, LOADED, OWN, Cold, Loaded, Own, settle
+from benches.trained.outcomes import Asked, Outcome, Turn, compare, figures, outcome, said
+from benches.trained.questions import ANSWER_TOKENS, conversations, questions
+from benches.trained.recipe import KINDS, Recipe
+from benches.trained.train import Trained, trained
 from lab.engines.forks import Fork
-from lab.engines.node import Answer, Node, StartError
+from lab.engines.node import Node, StartError
 
-DTYPES: dict[str, dict[str, str]] = {
+DTYPES: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
     "fp8_e4m3": {"dtype": "bfloat16", "kv_cache_dtype": "fp8_e4m3"},
@@ -65,71 +45,29 @@ ENGINE: dict[str, Any] = {
     "launch": Fork,
     **FORCED,
 }
+HITS, OWN_HITS = "loaded_against_own_hit", "own_hit_against_cold"
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What every engine of a model is asked."""
-
-    tokenizer: Any
-    questions: list[Question]
-    conversations: list[Conversation]
-    together: int
-    """Requests that the engine has at a time."""
+def three(key: str, digits: int) -> str:
+    """A cell with a figure under each condition."""
+    return " / ".join(f"{{conditions[{each}][{key}]:.{digits}f}}" for each in (COLD, OWN, LOADED))
 
 
-@dataclass(frozen=True)
-class Turn:
-    """A turn of a conversation: all that was said before it, too, and the answer."""
-
-    prompt: tuple[int, ...]
-    answer: Answer
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What an engine answered under a condition."""
-
-    score: Score
-    turns: list[Turn]
-    seconds: float
-
-
-def talk(condition: Condition, asked: Asked) -> list[Turn]:
-    """Leads conversations: what the engine answers is part of the next prompt."""
-    turns: list[Turn] = []
-    for begin in range(0, len(asked.conversations), asked.together):
-        group = asked.conversations[begin : begin + asked.together]
-        prompts: list[tuple[int, ...]] = [()] * len(group)
-        for said in zip(*(each.turns for each in group), strict=True):
-            prompts = [before + new for before, new in zip(prompts, said, strict=True)]
-            answered = _answer(condition, prompts)
-            prompts = [turn.prompt + turn.answer.tokens for turn in answered]
-            turns += answered
-    return turns
-
-
-def repeat(condition: Condition, turns: Sequence[Turn], together: int) -> list[Turn]:
-    """Asks what was asked in another condition, whatever this one answers."""
-    answered: list[Turn] = []
-    for begin in range(0, len(turns), together):
-        answered += _answer(condition, [turn.prompt for turn in turns[begin : begin + together]])
-    return answered
-
-
-def _answer(condition: Condition, prompts: Sequence[tuple[int, ...]]) -> list[Turn]:
-    answers = condition.ask([Request(prompt, ANSWER_TOKENS) for prompt in prompts])
-    return [Turn(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
-
-
-def outcome(condition: Condition, asked: Asked, turns: Sequence[Turn] | None) -> Outcome:
-    """Has lm-eval ask, then leads conversations, or repeats those that were led."""
-    began = time.monotonic()
-    score = harness.evaluate(condition, asked.tokenizer, asked.questions, asked.together)
-    answered = talk(condition, asked) if turns is None else repeat(condition, turns, asked.together)
-    seconds = time.monotonic() - began
-    progress(f"  {condition.name}: {score.accuracy:.3f}, {seconds:.0f} s")
-    return Outcome(score, answered, seconds)
+COLUMNS = [
+    ("model", "{model}"),
+    ("dtype", "{dtype}"),
+    ("layout", "{layout}"),
+    ("score: cold / own hit / loaded", three("score", 3)),
+    ("loss", three("loss", 4)),
+    ("loss of answers", three("loss_of_answers", 4)),
+    ("answers: loaded, own hit differ", f"{{{HITS}[answers_differ]}} of {{{HITS}[answers]}}"),
+    ("in a bit", "{in_a_bit}"),
+    ("answers: own hit, cold differ", f"{{{OWN_HITS}[answers_differ]}} of {{{OWN_HITS}[answers]}}"),
+    (
+        "tokens cached: from the pool",
+        f"{{loaded_tokens:,}} of {{conditions[{LOADED}][tokens_cached]:,}}",
+    ),
+]
 
 
 def pooled(
@@ -169,129 +107,58 @@ def cold(model: Trained, dtype: str, asked: Asked, turns: Sequence[Turn], folder
         return outcome(Cold(node), asked, turns)
 
 
-def compare(found: Outcome, reference: Outcome) -> dict[str, Any]:
-    """How much of what an engine answered is not what it answered in another condition."""
-    pairs = list(zip(found.turns, reference.turns, strict=True))
-    assert all(one.prompt == other.prompt for one, other in pairs)
-    scored = list(zip(found.score.answers, reference.score.answers, strict=True))
-    apart = [
-        abs(one - other)
-        for a, b in scored
-        for one, other in zip(a.logprobs, b.logprobs, strict=True)
-    ]
-    return {
-        "answers": len(pairs),
-        "answers_differ": sum(a.answer.tokens != b.answer.tokens for a, b in pairs),
-        "answers_differ_in_a_bit": sum(a.answer.text != b.answer.text for a, b in pairs),
-        "cached_differ": sum(a.answer.cached != b.answer.cached for a, b in pairs)
-        + sum(a.cached != b.cached for a, b in scored),
-        "scored": len(scored),
-        "scored_differ_in_a_bit": sum(a.logprobs != b.logprobs for a, b in scored),
-        "largest_difference": max(apart),
-    }
-
-
-def figures(found: Outcome) -> dict[str, Any]:
-    """A condition's own figures. Losses are in nats a token."""
-    said = [-logprob for turn in found.turns for logprob in turn.answer.logprobs]
-    loss = sum(found.score.losses) / len(found.score.losses)
-    return {
-        "score": found.score.accuracy,
-        "stderr": found.score.stderr,
-        "loss": loss,
-        "perplexity": math.exp(loss),
-        "loss_of_answers": sum(said) / len(said),
-        "tokens_scored": len(found.score.losses),
-        "tokens_cached": sum(turn.answer.cached for turn in found.turns)
-        + sum(answer.cached for answer in found.score.answers),
-        "seconds": found.seconds,
-    }
-
-
 def measure(model: Trained, asked: Asked, args: argparse.Namespace) -> list[dict[str, Any]]:
     """A model in every dtype and layout."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
+        folder = Path(name)
         for dtype in args.dtypes:
             computed: Outcome | None = None
             for layout in args.layouts:
                 row = {"model": model.facts["recipe"]["kind"], "dtype": dtype, "layout": layout}
                 progress(" ".join(row.values()))
                 try:
-                    found, loads = pooled(model, dtype, layout, asked, Path(name))
+                    found, loads = pooled(model, dtype, layout, asked, folder)
                 except StartError as error:
                     rows.append(row | {"failure": report.cause(str(error))})
                     progress(f"  {rows[-1]['failure']}")
                     continue
                 led = found[OWN].turns
-                if computed is None or [each.prompt for each in computed.turns] != [
-                    each.prompt for each in led
-                ]:
-                    computed = cold(model, dtype, asked, led, Path(name))
-                found[COLD] = computed
-                rows.append(
-                    row
-                    | loads
-                    | {
-                        "conditions": {each: figures(found[each]) for each in (COLD, OWN, LOADED)},
-                        "loaded_against_own_hit": compare(found[LOADED], found[OWN]),
-                        "own_hit_against_cold": compare(found[OWN], found[COLD]),
-                        "lm_eval": found[OWN].score.version,
-                        "said": said(asked, led),
-                    }
-                )
+                if computed is None or prompts(computed.turns) != prompts(led):
+                    computed = cold(model, dtype, asked, led, folder)
+                rows.append(row | loads | figures_of(found | {COLD: computed}, asked))
     return rows
 
 
-def said(asked: Asked, turns: Sequence[Turn], count: int = 2) -> list[dict[str, str]]:
-    """Some answers as text, with the end of what they answer."""
-    return [
-        {
-            "prompt": asked.tokenizer.decode(turn.prompt[-40:]),
-            "answer": asked.tokenizer.decode(turn.answer.tokens),
-        }
-        for turn in itertools.islice(turns, 0, None, max(1, len(turns) // count))
-    ]
+def prompts(turns: Sequence[Turn]) -> list[tuple[int, ...]]:
+    """What was asked in conversations."""
+    return [turn.prompt for turn in turns]
+
+
+def figures_of(found: dict[str, Outcome], asked: Asked) -> dict[str, Any]:
+    """What a row shows of all conditions."""
+    return {
+        "conditions": {each: figures(found[each]) for each in (COLD, OWN, LOADED)},
+        HITS: compare(found[LOADED], found[OWN]),
+        OWN_HITS: compare(found[OWN], found[COLD]),
+        "lm_eval": found[OWN].score.version,
+        "said": said(asked, found[OWN].turns),
+    }
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """A line for each engine with a pool."""
-    lines = []
-    for row in rows:
-        head = [row["model"], row["dtype"], row["layout"]]
-        if "failure" in row:
-            lines.append([*head, row["failure"], *[""] * 6])
-            continue
-        found = row["conditions"]
-        hits, colds = row["loaded_against_own_hit"], row["own_hit_against_cold"]
-        lines.append(
-            [
-                *head,
-                *(
-                    " / ".join(f"{found[each][key]:.{digits}f}" for each in (COLD, OWN, LOADED))
-                    for key, digits in (("score", 3), ("loss", 4), ("loss_of_answers", 4))
-                ),
-                f"{hits['answers_differ']} of {hits['answers']}",
-                f"{hits['answers_differ_in_a_bit'] + hits['scored_differ_in_a_bit']}",
-                f"{colds['answers_differ']} of {colds['answers']}",
-                f"{row['loaded_tokens']:,} of {found[LOADED]['tokens_cached']:,}",
-            ]
-        )
-    return report.table(
-        [
-            "model",
-            "dtype",
-            "layout",
-            "score: cold / own hit / loaded",
-            "loss",
-            "loss of answers",
-            "answers: loaded, own hit differ",
-            "in a bit",
-            "answers: own hit, cold differ",
-            "tokens cached: from the pool",
-        ],
-        lines,
-    )
+    """A line for each engine with a pool, and why an engine is missing."""
+    bits = ("answers_differ_in_a_bit", "scored_differ_in_a_bit")
+    lines = [
+        row | {"in_a_bit": sum(row[HITS][each] for each in bits)} if HITS in row else row
+        for row in rows
+    ]
+    missing = [
+        f"{row['model']}, {row['dtype']}, {row['layout']}: {row['failure']}"
+        for row in rows
+        if "failure" in row
+    ]
+    return "\n".join([report.listing(lines, COLUMNS), *missing])
 
 
 def main() -> None:

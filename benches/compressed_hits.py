@@ -15,8 +15,9 @@ from typing import Any
 
 from benches import loopback, report
 from benches.connectors import ENGINE_ENVIRONMENT, Connector, Penstock
-from benches.end_to_end import BASELINE, MODELS, Group, Prompts, Row, Seen, summary
-from lab.models import attention
+from benches.engines import save_model, token_bytes
+from benches.systems import BASELINE
+from benches.two_processes import Group, Row, prompts, summary
 
 OFF, LOSSLESS = "off", "lossless"
 POOLS = {
@@ -25,63 +26,57 @@ POOLS = {
     "valkey": ("valkey", "unix socket"),
     "valkey-tcp": ("valkey", "TCP"),
 }
-MODEL = MODELS["mid"]
-DTYPE = "bfloat16"
-TOKEN_BYTES = 2 * 2 * MODEL["layers"] * MODEL["kv_heads"] * MODEL["hidden"] // MODEL["heads"]
+MODEL, DTYPE = "mid", "bfloat16"
+COMPARED = ("load", "cold", "after")
+COLUMNS = [
+    ("pool", "{pool}"),
+    ("tokens", "{tokens}"),
+    ("floor, ms", "{off[hit]!m:.0f}"),
+    ("off, ms", "{off[load]!m:.0f}"),
+    ("lossless, ms", "{lossless[load]!m:.0f}"),
+    ("lossless to off", "{lossless[load_to_off]:.2f}"),
+    ("cold, to off", "{lossless[cold_to_off]:.2f}"),
+    ("request right after, to off", "{lossless[after_to_off]:.2f}"),
+    (
+        "same logprobs as own hit",
+        "{off[same_bits]} and {lossless[same_bits]} of {lossless[outputs]}",
+    ),
+]
 
 
 def measure(pool: str, args: argparse.Namespace) -> dict[str, Any]:
     """Both rows of a pool beside the baseline, with the same prompts."""
+    report.progress(f"pool: {pool}")
     connectors = {
         BASELINE: Connector(),
         OFF: Penstock(*POOLS[pool]),
         LOSSLESS: Penstock(*POOLS[pool], compression=LOSSLESS),
     }
-    rows = {
-        name: Row(connector, {length: Seen() for length in args.lengths})
-        for name, connector in connectors.items()
-    }
+    rows = {name: Row(connector, args.lengths) for name, connector in connectors.items()}
+    asked = prompts(args.lengths, args.repetitions, args.seed, token_bytes(MODEL, DTYPE))
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
-        weights = attention.llama(Path(name) / "model", dtype=DTYPE, **MODEL)
-        prompts = Prompts(args.lengths, args.repetitions, args.seed, TOKEN_BYTES)
-        Group(weights, DTYPE, rows, Path(name)).run(prompts)
-    found = {
-        name: summary(name, row, rows[BASELINE], args.lengths)
-        for name, row in rows.items()
-        if name != BASELINE
-    }
+        Group(save_model(Path(name), MODEL, DTYPE), DTYPE, rows, Path(name)).run(asked)
+    found = {name: summary(name, rows) for name in (OFF, LOSSLESS)}
     for length in args.lengths:
-        times = {name: rows[name].seen[length] for name in (OFF, LOSSLESS)}
+        coded, plain = (found[name][str(length)]["each"] for name in (LOSSLESS, OFF))
         found[LOSSLESS][str(length)] |= {
-            f"{what}_to_off": report.median_ratio(
-                getattr(times[LOSSLESS], what), getattr(times[OFF], what)
-            )
-            for what in ("load", "cold", "after")
+            f"{what}_to_off": report.median_ratio(coded[what], plain[what]) for what in COMPARED
         }
     return found
 
 
-def table(result: dict[str, Any], lengths: list[int]) -> str:
+def table(pools: dict[str, Any], lengths: list[int]) -> str:
     """A line for each pool and length."""
-    heads = ["pool", "tokens", "floor, ms", "off, ms", "lossless, ms", "lossless to off"]
-    heads += ["cold, to off", "request right after, to off", "same logprobs as own hit"]
-    lines = []
-    for pool, found in result.items():
-        for length in map(str, lengths):
-            off, coded = found[OFF][length], found[LOSSLESS][length]
-            lines.append(
-                [
-                    pool,
-                    length,
-                    *(f"{of * 1e3:.0f}" for of in (off["hit"], off["load"], coded["load"])),
-                    *(f"{coded[f'{what}_to_off']:.2f}" for what in ("load", "cold", "after")),
-                    f"{off['same_bits']} and {coded['same_bits']} of {coded['outputs']}",
-                ]
-            )
-    return report.table(heads, lines)
+    lines = [
+        {"pool": pool, "tokens": length} | {name: of[str(length)] for name, of in found.items()}
+        for pool, found in pools.items()
+        for length in lengths
+    ]
+    return report.listing(lines, COLUMNS)
 
 
 def main() -> None:
+    """Measures, prints a table and writes the result."""
     parser = argparse.ArgumentParser(prog="benches.compressed_hits", description=__doc__)
     parser.add_argument("--pools", nargs="+", default=list(POOLS), choices=list(POOLS))
     parser.add_argument("--mbit", type=float, default=10_000.0, help="of loopback")
@@ -90,11 +85,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     args = report.begin(parser, engines=ENGINE_ENVIRONMENT)
     loopback.limit(args.mbit)
-    result = {}
-    for pool in args.pools:
-        report.progress(f"pool: {pool}")
-        result[pool] = measure(pool, args)
-    report.finish(args, table(result, args.lengths), {"mbit": args.mbit, "pools": result})
+    pools = {pool: measure(pool, args) for pool in args.pools}
+    report.finish(args, table(pools, args.lengths), {"mbit": args.mbit, "pools": pools})
 
 
 if __name__ == "__main__":

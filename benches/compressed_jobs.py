@@ -13,10 +13,11 @@ import re
 import statistics
 import subprocess
 import tempfile
+from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
 from benches import report
+from benches.rows import turns
 from lab.network import Way
 from lab.servers import PoolServer
 
@@ -47,30 +48,32 @@ def run(url: str, compression: str, total_mib: int) -> dict[str, float]:
 
 
 def main() -> None:
+    """Measures, prints a table and writes the result."""
     parser = argparse.ArgumentParser(prog="benches.compressed_jobs", description=__doc__)
     parser.add_argument("--mbit", type=float, default=400.0)
     parser.add_argument("--runs", type=int, default=5)
     args = report.begin(parser)
-    rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as folder, PoolServer("redis", Path(folder)) as server:
-        port = int(server.tcp_url.rsplit(":", 1)[1].split("/")[0])
-        with Way(port) as way:
-            way.be(mbit=args.mbit)
-            for name, url, total in [
-                ("directly", server.tcp_url, 128),
-                ("through the proxy", f"redis://127.0.0.1:{way.port}", 32),
-            ]:
-                runs: dict[str, list[dict[str, float]]] = {OFF: [], LOSSLESS: []}
-                for number in range(args.runs):
-                    report.progress(f"{name}: run {number + 1} of {args.runs}")
-                    for compression, of in runs.items():
-                        of.append(run(url, compression, total))
-                for compression, of in runs.items():
-                    medians = {f: statistics.median(each[f] for each in of) for f in FIGURES}
-                    rows.append({"pool": name, "compression": compression, **medians, "runs": of})
-    heads = ["pool", "compression", *FIGURES]
-    cells = [[str(row[head]) for head in heads] for row in rows]
-    report.finish(args, report.table(heads, cells), {"mbit": args.mbit, "rows": rows})
+    runs: dict[tuple[str, str], list[dict[str, float]]] = defaultdict(list)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        PoolServer("redis", Path(folder)) as server,
+        Way(server.port) as way,
+    ):
+        way.be(mbit=args.mbit)
+        pools = {
+            "directly": (server.tcp_url, 128),
+            "through the proxy": (f"redis://127.0.0.1:{way.port}", 32),
+        }
+        for pool, (url, total) in pools.items():
+            for number, compression in turns((OFF, LOSSLESS), args.runs, warm_up=0):
+                report.progress(f"{pool}: run {number + 1} of {args.runs}, {compression}")
+                runs[pool, compression].append(run(url, compression, total))
+    rows = []
+    for (pool, compression), of in runs.items():
+        medians = {figure: statistics.median(each[figure] for each in of) for figure in FIGURES}
+        rows.append({"pool": pool, "compression": compression, **medians, "runs": of})
+    columns = [(head, f"{{{head}}}") for head in ("pool", "compression", *FIGURES)]
+    report.finish(args, report.listing(rows, columns), {"mbit": args.mbit, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-import random
 import statistics
 import tempfile
 import time
@@ -25,13 +24,24 @@ from pathlib import Path
 from typing import Any
 
 from benches import report
-from benches.load_policy import percentile
+from benches.engines import save_model
 from benches.mover import Mover, OtherProcess
 from benches.report import progress
-from lab.models import attention
-from lab.models.saved import VOCABULARY
+from benches.rows import turns
+from lab.latency import percentile
+from lab.models.prompts import tokens
 
-ALONE, BESIDE, OTHER = "alone", "beside the engine", "beside another process"
+ALONE, BESIDE, OTHER = KINDS = ("alone", "beside the engine", "beside another process")
+LAST_STEPS = 8
+"""Of a batch: they do not count, so no window sees its end."""
+COLUMNS = [
+    ("vLLM decodes", "{while}"),
+    ("steps", "{steps}"),
+    ("step p50, ms (to alone)", "{p50!m:.2f} ({p50_to_alone:.3f})"),
+    ("p99, ms (to alone)", "{p99!m:.2f} ({p99_to_alone:.3f})"),
+    ("p99 to that beside another process", "{p99_to_other:.3f}"),
+    ("GiB/s moved", "{moved_bytes_per_second!G:.2f}"),
+]
 
 
 def open_engine(model: Path, pool: str, args: argparse.Namespace) -> Any:
@@ -70,7 +80,6 @@ class Decoding:
         self._engine = engine
         self._batch, self._prompt, self._output = args.batch, args.prompt, args.output
         self._numbers = itertools.count()
-        self._random = random.Random(1)
 
     def fill(self) -> None:
         """Starts the requests of a whole batch, and computes their prompts."""
@@ -79,9 +88,9 @@ class Decoding:
         assert not self._engine.has_unfinished_requests()
         params = SamplingParams(max_tokens=self._output, ignore_eos=True, detokenize=False)
         for _ in range(self._batch):
-            prompt = [self._random.randrange(3, VOCABULARY) for _ in range(self._prompt)]
             number = str(next(self._numbers))
-            self._engine.add_request(number, {"prompt_token_ids": prompt}, params)
+            prompt = {"prompt_token_ids": tokens(self._prompt, number)}
+            self._engine.add_request(number, prompt, params)
         decoding = 0
         while decoding < self._batch:
             decoding = sum(bool(out.outputs[0].token_ids) for out in self._engine.step())
@@ -111,6 +120,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     # torch has one thread, from its first import on. It would wait in every operation for a second
     # thread on a core that moves blocks.
     os.environ["OMP_NUM_THREADS"] = "1"
+    windows: dict[str, list[list[float]]] = {kind: [] for kind in KINDS}
+    rates: dict[str, list[float]] = {kind: [] for kind in KINDS}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         pool = args.pool or f"file://{folder}/pool?size=2GiB"
@@ -119,42 +130,30 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         with Mover(pool, 60.0) as mover, OtherProcess(pool, 60.0) as other:
             # All of vLLM's threads are on another core.
             os.sched_setaffinity(0, cores[:1])
-            model = attention.llama(folder / "model", hidden=512, layers=8, heads=8, kv_heads=4)
-            engine = open_engine(model, f"file://{folder}/connector?size=1GiB", args)
+            engine = open_engine(save_model(folder), f"file://{folder}/connector?size=1GiB", args)
             decoding = Decoding(engine, args)
-            windows: dict[str, list[list[float]]] = {ALONE: [], BESIDE: [], OTHER: []}
-            rates: dict[str, list[float]] = {BESIDE: [], OTHER: []}
             movers: dict[str, Mover | OtherProcess] = {BESIDE: mover, OTHER: other}
-            names = list(windows)
-            for number in range(args.rounds + 1):
-                for step in range(len(names)):
-                    kind = names[(number + step) % len(names)]
-                    decoding.fill()
-                    moving = movers.get(kind)
-                    if moving is not None:
-                        moving.go()
-                    between = mover.step if kind == BESIDE else None
-                    seconds = decoding.steps(args.output - 8, between)
-                    rate = moving.rest() if moving is not None else 0.0
-                    decoding.drain()
-                    if number:
-                        windows[kind].append(seconds)
-                        if moving is not None:
-                            rates[kind].append(rate)
-                progress(f"round {number} of {args.rounds}")
-        return {"rows": [row(kind, windows, rates) for kind in names]}
+            for number, kind in turns(KINDS, args.rounds):
+                progress(f"round {number + 1} of {args.rounds}: {kind}")
+                decoding.fill()
+                if (moving := movers.get(kind)) is not None:
+                    moving.go()
+                between = mover.step if kind == BESIDE else None
+                seconds = decoding.steps(args.output - LAST_STEPS, between)
+                rate = moving.rest() if moving is not None else 0.0
+                decoding.drain()
+                if number >= 0:
+                    windows[kind].append(seconds)
+                    rates[kind].append(rate)
+    return {"rows": [row(kind, windows, rates[kind]) for kind in KINDS]}
 
 
-def row(
-    kind: str, windows: dict[str, list[list[float]]], rates: dict[str, list[float]]
-) -> dict[str, Any]:
+def row(kind: str, windows: dict[str, list[list[float]]], rates: list[float]) -> dict[str, Any]:
     """One row: times over all its windows, and medians of the ratios round by round."""
     every = [second for window in windows[kind] for second in window]
-    ratios = {
-        f"p{share:.0%}": statistics.median(
-            percentile(window, share) / percentile(alone, share)
-            for window, alone in zip(windows[kind], windows[ALONE], strict=True)
-        )
+    shares = {
+        (name, share): [percentile(window, share) for window in found]
+        for name, found in windows.items()
         for share in (0.5, 0.99)
     }
     return {
@@ -162,35 +161,15 @@ def row(
         "steps": len(every),
         "p50": statistics.median(every),
         "p99": percentile(every, 0.99),
-        "p50_to_alone": ratios["p50%"],
-        "p99_to_alone": ratios["p99%"],
-        "p99_to_other": statistics.median(
-            percentile(window, 0.99) / percentile(other, 0.99)
-            for window, other in zip(windows[kind], windows[OTHER], strict=True)
-        ),
-        "moved_bytes_per_second": statistics.median(rates.get(kind) or [0.0]),
+        "p50_to_alone": report.median_ratio(shares[kind, 0.5], shares[ALONE, 0.5]),
+        "p99_to_alone": report.median_ratio(shares[kind, 0.99], shares[ALONE, 0.99]),
+        "p99_to_other": report.median_ratio(shares[kind, 0.99], shares[OTHER, 0.99]),
+        "moved_bytes_per_second": statistics.median(rates),
     }
 
 
-def table(result: dict[str, Any]) -> str:
-    """One row for each kind of window."""
-    lines = [
-        [
-            row["while"],
-            str(row["steps"]),
-            f"{row['p50'] * 1000:.2f} ({row['p50_to_alone']:.3f})",
-            f"{row['p99'] * 1000:.2f} ({row['p99_to_alone']:.3f})",
-            f"{row['p99_to_other']:.3f}",
-            f"{row['moved_bytes_per_second'] / report.GIB:.2f}",
-        ]
-        for row in result["rows"]
-    ]
-    head = ["vLLM decodes", "steps", "step p50, ms (to alone)", "p99, ms (to alone)"]
-    head += ["p99 to that beside another process", "GiB/s moved"]
-    return report.table(head, lines)
-
-
 def main() -> None:
+    """Measures, prints a table and writes the result."""
     parser = argparse.ArgumentParser(prog="benches.decode_latency", description=__doc__)
     parser.add_argument("--pool", help="that blocks are moved to and from (default: a directory)")
     parser.add_argument("--rounds", type=int, default=15)
@@ -199,7 +178,7 @@ def main() -> None:
     parser.add_argument("--output", type=int, default=200, help="tokens of each answer")
     args = report.begin(parser)
     found = run(args)
-    report.finish(args, table(found), found)
+    report.finish(args, report.listing(found["rows"], COLUMNS), found)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,20 @@ from benches.exact.reference import ANSWER_TOKENS, Reference
 from benches.report import progress
 from lab.engines.node import StartError
 
+COLUMNS = [
+    ("family", "{family}"),
+    ("pool", "{pool}"),
+    ("fault", "{fault}"),
+    ("hits that differ", "{hits_differ} of {hits}"),
+    ("rejected loads", "{rejected_differ} of {rejected}"),
+    ("computed", "{computed_differ} of {computed}"),
+    ("no answer", "{unanswered}"),
+    ("seen", "{evidence}"),
+    ("failure", "{failure}"),
+]
+FAILURES = (StartError, RuntimeError, TimeoutError, AssertionError, queue.Empty)
+"""How an engine fails."""
+
 
 @contextlib.contextmanager
 def engines(
@@ -59,7 +73,7 @@ def fill(cell: Cell, fault: str, reference: Reference) -> dict[str, Any]:
         FAULTS[fault](cell)
     except StartError as error:
         failure = f"does not start: {report.cause(str(error))}"
-    except (RuntimeError, TimeoutError, AssertionError, queue.Empty) as error:
+    except FAILURES as error:
         failure = f"fails on the way: {report.cause(repr(error))}"
     if failure is not None:
         cell.engines.kill()
@@ -70,10 +84,6 @@ def fill(cell: Cell, fault: str, reference: Reference) -> dict[str, Any]:
         found = nothing(f"vLLM alone fails: {report.cause(repr(error))}")
     found |= {"seconds": seconds}
     return found if failure is None else found | {"failure": failure}
-
-
-FAILURES = (StartError, RuntimeError, TimeoutError, AssertionError, queue.Empty)
-"""How an engine fails."""
 
 
 def nothing(failure: str) -> dict[str, Any]:
@@ -154,36 +164,11 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     lines = []
     for row in rows:
         evidence = EVIDENCE[row["fault"]]
-        seen = row["seen"].get(evidence, 0)
-        lines.append(
-            [
-                row["family"],
-                row["pool"],
-                row["fault"],
-                f"{row['hits_differ']} of {row['hits']}",
-                f"{row['rejected_differ']} of {row['rejected']}",
-                f"{row['computed_differ']} of {row['computed']}",
-                str(row.get("unanswered", 0)),
-                f"{seen} {evidence.replace('_', ' ').removeprefix('num ')}"
-                if seen
-                else "**did not happen**",
-                row.get("failure", ""),
-            ]
-        )
-    return report.table(
-        [
-            "family",
-            "pool",
-            "fault",
-            "hits that differ",
-            "rejected loads",
-            "computed",
-            "no answer",
-            "seen",
-            "failure",
-        ],
-        lines,
-    )
+        name = evidence.replace("_", " ").removeprefix("num ")
+        count = row["seen"].get(evidence, 0)
+        said = f"{count} {name}" if count else "**did not happen**"
+        lines.append({"unanswered": 0, "failure": ""} | row | {"evidence": said})
+    return report.listing(lines, COLUMNS)
 
 
 def added(args: argparse.Namespace, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -232,8 +217,8 @@ def main() -> None:
     if args.add and args.json is None:
         parser.error("--add needs --json: to which file?")
     rows = measure(args)
-    result = {"answer_tokens": ANSWER_TOKENS, "root_blocks": ROOT_BLOCKS}
-    result |= added(args, rows)
+    settings = {"answer_tokens": ANSWER_TOKENS, "root_blocks": ROOT_BLOCKS}
+    result = settings | added(args, rows)
     report.finish(args, table(result["rows"]), result)
     if args.strict and (bad := [row for row in rows if not is_good(row)]):
         sys.exit(f"exactness: {len(bad)} of {len(rows)} cells are not as they must be")

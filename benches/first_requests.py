@@ -10,121 +10,92 @@ after its last message. Run it as ``python -m benches.first_requests``.
 from __future__ import annotations
 
 import argparse
-import random
-import statistics
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
-from benches import report
+from benches import report, serving
 from benches.connectors import ENGINE_ENVIRONMENT
-from benches.report import progress
+from benches.report import GIB, MIB, progress
+from benches.rows import Times, rotated
+from benches.serving import Place
 from lab.demo.engine import Engine
-from lab.demo.replay import BLOCK_TOKENS, REST_SECONDS
-from lab.models.chat import BEGIN, CONTEXT_TOKENS, VOCABULARY, model_folder
-from lab.processes import Interruption, Processes, free_port
+from lab.demo.replay import REST_SECONDS
+from lab.demo.servers import wait_until_ready
+from lab.models.chat import BEGIN
+from lab.models.prompts import tokens
 from penstock.pool import POOL_VARIABLE
-from penstock.programs import cache_folder, installed_program, vllm_program
 
-ROWS = ("penstock", "vllm")
+PENSTOCK, PLAIN = ROWS = ("penstock", "vllm")
+KINDS = ("first request of a process", "second", "later ones")
+IN_TURN = "in turn without a rest"
+COLUMNS = [
+    ("first token, ms", "{kind}"),
+    ("requests", "{requests}"),
+    ("with Penstock", "{penstock!m:,.0f}"),
+    ("vLLM alone", "{vllm!m:,.0f}"),
+    ("ratio", "{ratio:.2f}"),
+]
 
 
-def start(processes: Processes, folder: Path) -> dict[str, Engine]:
+def start(place: Place) -> dict[str, Engine]:
     """Starts both servers. They are ready, and nobody has asked them anything."""
-    model = model_folder(cache_folder() / "demo")
     engines = {}
-    for row in ROWS:
-        port = free_port()
-        program = (
-            [installed_program("penstock"), "serve"] if row == "penstock" else [vllm_program()]
-        )
-        command = [*program, *([] if row == "penstock" else ["serve"]), str(model)]
-        command += [
-            *("--host", "127.0.0.1"),
-            *("--port", str(port)),
-            *("--dtype", "float32"),
-            *("--block-size", str(BLOCK_TOKENS)),
-            *("--max-model-len", str(CONTEXT_TOKENS)),
-            *("--kv-cache-memory-bytes", str(1 << 30)),
-            "--enforce-eager",
-            "--disable-uvicorn-access-log",
-        ]
-        if row == "penstock":
-            command += ["--host-bytes", str(256 << 20)]
-        server = processes.start(
+    commands = {
+        PENSTOCK: place.servers.sharing("--host-bytes", str(256 * MIB)),
+        PLAIN: place.servers.plain(),
+    }
+    for row, command in commands.items():
+        engines[row] = place.servers.start(
             row,
+            serving.CORES,
             command,
-            folder / f"{row}.log",
-            {
-                **ENGINE_ENVIRONMENT,
-                "TMPDIR": str(folder),
-                "VLLM_NO_USAGE_STATS": "1",
-                "HF_HUB_OFFLINE": "1",
-                POOL_VARIABLE: (folder / "pool").as_uri(),
-            },
+            sequences=serving.SEQUENCES,
+            kv_bytes=GIB,
+            environment={POOL_VARIABLE: (place.folder / "pool").as_uri()},
         )
-        engines[row] = Engine(row, server, port)
-    while not all(engine.is_ready() for engine in engines.values()):
-        time.sleep(0.25)
+    wait_until_ready(list(engines.values()), lambda ready: None)
+    time.sleep(5)
     return engines
 
 
-def measure(number: int, args: argparse.Namespace) -> dict[str, list[list[float]]]:
-    """Seconds to the first token, by kind of request and by row."""
-    found: dict[str, list[list[float]]] = {"rest": [[], []], "in a row": [[], []]}
-    with (
-        tempfile.TemporaryDirectory(prefix="penstock-bench-") as name,
-        Interruption() as interruption,
-        Processes(interruption) as processes,
-    ):
-        engines = start(processes, Path(name))
-        time.sleep(5)
-        rng = random.Random(number)
-        for kind, requests in (("rest", args.requests), ("in a row", args.requests)):
-            for request in range(requests):
-                prompt = [BEGIN, *(rng.randrange(VOCABULARY) for _ in range(args.tokens - 1))]
-                for row in ROWS if (number + request) % 2 == 0 else ROWS[::-1]:
-                    time.sleep(REST_SECONDS if kind == "rest" else 0.0)
-                    seconds = engines[row].complete(prompt, 4).first_token
-                    found[kind][ROWS.index(row)].append(seconds)
+def measure(number: int, args: argparse.Namespace, times: Times) -> None:
+    """Seconds to the first token, by kind of request and by row, of one start."""
+    with serving.place() as place:
+        engines = start(place)
+        for request in range(2 * args.requests):
+            rests = request < args.requests
+            kind = KINDS[min(request, len(KINDS) - 1)] if rests else IN_TURN
+            prompt = [BEGIN, *tokens(args.tokens - 1, f"{number}/{request}")]
+            for row in rotated(ROWS, number + request):
+                time.sleep(REST_SECONDS if rests else 0.0)
+                times.add(number, row, kind, engines[row].complete(prompt, 4).first_token)
         progress(f"start {number + 1} of {args.starts}")
-    return found
 
 
 def main() -> None:
+    """Measures, prints a table and writes the result."""
     parser = argparse.ArgumentParser(prog="benches.first_requests", description=__doc__)
     parser.add_argument("--starts", type=int, default=4, help="of both servers")
     parser.add_argument("--requests", type=int, default=6, help="to each server, of either kind")
     parser.add_argument("--tokens", type=int, default=2_000, help="of a prompt")
-    args = report.begin(parser)
-    result: dict[str, Any] = {}
-    starts = [measure(number, args) for number in range(args.starts)]
-    kinds = {
-        "first request of a process": [
-            [found["rest"][row][:1] for found in starts] for row in (0, 1)
-        ],
-        "second": [[found["rest"][row][1:2] for found in starts] for row in (0, 1)],
-        "later ones": [[found["rest"][row][2:] for found in starts] for row in (0, 1)],
-        "in turn without a rest": [[found["in a row"][row] for found in starts] for row in (0, 1)],
-    }
-    lines = []
-    for kind, rows in kinds.items():
-        own, plain = ([seconds for each in row for seconds in each] for row in rows)
-        result[kind] = {
-            "penstock": statistics.median(own),
-            "vllm": statistics.median(plain),
-            "ratio": report.median_ratio(own, plain),
-            "each": {"penstock": own, "vllm": plain},
+    args = report.begin(parser, engines=ENGINE_ENVIRONMENT)
+    times = Times()
+    for number in range(args.starts):
+        measure(number, args, times)
+    result: dict[str, dict[str, Any]] = {
+        kind: {row: times.median(row, kind) for row in ROWS}
+        | {
+            "ratio": times.ratio(PENSTOCK, PLAIN, kind),
+            "each": {row: times.each(row, kind) for row in ROWS},
         }
-        found = result[kind]
-        lines.append(
-            [kind, str(len(own))]
-            + [f"{found[row] * 1e3:,.0f}" for row in ROWS]
-            + [f"{found['ratio']:.2f}"]
-        )
-    heads = ["first token, ms", "requests", "with Penstock", "vLLM alone", "ratio"]
-    report.finish(args, report.table(heads, lines), result)
+        for kind in [*KINDS, IN_TURN]
+        if times.each(PLAIN, kind)
+    }
+    lines = [
+        {"kind": kind, "requests": len(found["each"][PLAIN])} | found
+        for kind, found in result.items()
+    ]
+    report.finish(args, report.listing(lines, COLUMNS), result)
 
 
 if __name__ == "__main__":

@@ -12,112 +12,91 @@ from __future__ import annotations
 import argparse
 import contextlib
 import random
-import statistics
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from benches import quiet, report
+from benches import report
 from benches.connectors import ENGINE_ENVIRONMENT
+from benches.engines import first_token, save_model
 from benches.report import progress
+from benches.rows import Times, turns
 from lab.engines.node import Node
-from lab.models import attention
-from lab.models.saved import VOCABULARY
+from lab.models.prompts import tokens
 
-LAYOUTS = ("LBHNC", "BLHNC")
+BASELINE, ACROSS = LAYOUTS = ("LBHNC", "BLHNC")
 OUTPUT_TOKENS = 64
+FIRST_TOKEN, PER_TOKEN = FIGURES = ("first_token", "per_token")
+COLUMNS = [
+    ("layout", "{layout}"),
+    ("first token, ms", "{first_token!m:.0f}"),
+    ("to LBHNC", "{first_token_to_LBHNC:.3f}"),
+    ("a token after it, ms", "{per_token!m:.2f}"),
+    ("to LBHNC", "{per_token_to_LBHNC:.3f}"),
+]
 
 
-class Engine:
-    """An engine with one layout, and its times."""
+def per_token(node: Node, prompt: list[int]) -> float:
+    """Seconds for each token that follows a prompt, after the first."""
+    # The next requests hit the engine's own prefix cache, so the rest is decoding.
+    node.ask(prompt, max_tokens=1)
+    whole = node.ask(prompt, max_tokens=OUTPUT_TOKENS).seconds
+    short = node.ask(prompt, max_tokens=1).seconds
+    return (whole - short) / (OUTPUT_TOKENS - 1)
 
-    def __init__(self, layout: str, model: Path, folder: Path) -> None:
-        self.layout = layout
-        self.prefill: list[float] = []
-        """Seconds to the first token."""
-        self.decode: list[float] = []
-        """Seconds for each token after the first."""
-        self.node = Node(
-            model,
-            folder / f"{layout}.log",
-            pool=f"file://{folder}/{layout}?size=2GiB",
-            settings={"penstock.kv_layout": layout},
-            env=ENGINE_ENVIRONMENT,
-        )
 
-    def measure(self, prompt: list[int], again: list[int]) -> None:
-        """Times the first token of `prompt`, and the tokens that follow `again`."""
-        quiet.wait(timeout=3)
-        self.prefill.append(self.node.ask(prompt, max_tokens=1).seconds)
-        # The second request hits the engine's own prefix cache, so the rest is decoding.
-        self.node.ask(again, max_tokens=1)
-        whole = self.node.ask(again, max_tokens=OUTPUT_TOKENS).seconds
-        short = self.node.ask(again, max_tokens=1).seconds
-        self.decode.append((whole - short) / (OUTPUT_TOKENS - 1))
+def differing(nodes: dict[str, Node], args: argparse.Namespace) -> int:
+    """The number of answers that are not the same with both layouts."""
+    rng, found = random.Random(args.seed), 0
+    for number in range(args.prompts):
+        question = tokens(rng.randrange(20, 400), f"{args.seed}/question {number}")
+        answers = [node.ask(question, max_tokens=16).text for node in nodes.values()]
+        found += answers[0] != answers[1]
+        if number % 50 == 49:
+            progress(f"{number + 1} of {args.prompts} answers compared")
+    return found
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Times of both engines, and the number of answers that differ."""
-    rng = random.Random(args.seed)
-
-    def prompt(length: int) -> list[int]:
-        return [rng.randrange(3, VOCABULARY) for _ in range(length)]
-
+    times = Times()
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as ending:
         folder = Path(name)
-        model = attention.llama(folder / "model", hidden=512, layers=8, heads=8, kv_heads=4)
-        engines = [Engine(layout, model, folder) for layout in LAYOUTS]
-        for engine in engines:
-            ending.callback(engine.node.kill)
-            engine.node.wait_ready()
-        for number in range(args.passes + 1):
-            pair = prompt(args.input_tokens), prompt(args.input_tokens // 4)
-            for step in range(len(engines)):
-                engines[(number + step) % len(engines)].measure(*pair)
-            progress(f"pass {number} of {args.passes}")
-        differing = 0
-        for number in range(args.prompts):
-            question = prompt(rng.randrange(20, 400))
-            answers = [engine.node.ask(question, max_tokens=16).text for engine in engines]
-            differing += answers[0] != answers[1]
-            if number % 50 == 49:
-                progress(f"{number + 1} of {args.prompts} answers compared")
-    base = engines[0]
-    return {
-        "prompts_compared": args.prompts,
-        "differing": differing,
-        "rows": [
-            {
-                "layout": engine.layout,
-                "first_token": statistics.median(engine.prefill[1:]),
-                "first_token_to_LBHNC": report.median_ratio(engine.prefill[1:], base.prefill[1:]),
-                "per_token": statistics.median(engine.decode[1:]),
-                "per_token_to_LBHNC": report.median_ratio(engine.decode[1:], base.decode[1:]),
-                "each": {"first_token": engine.prefill[1:], "per_token": engine.decode[1:]},
-            }
-            for engine in engines
-        ],
-    }
-
-
-def table(result: dict[str, Any]) -> str:
-    """One row for each layout."""
-    lines = [
-        [
-            row["layout"],
-            f"{row['first_token'] * 1000:.0f}",
-            f"{row['first_token_to_LBHNC']:.3f}",
-            f"{row['per_token'] * 1000:.2f}",
-            f"{row['per_token_to_LBHNC']:.3f}",
-        ]
-        for row in result["rows"]
-    ]
-    head = ["layout", "first token, ms", "to LBHNC", "a token after it, ms", "to LBHNC"]
-    compared = f"{result['prompts_compared']} answers compared, {result['differing']} differ"
-    return report.table(head, lines) + "\n" + compared
+        model = save_model(folder)
+        nodes = {
+            layout: Node(
+                model,
+                folder / f"{layout}.log",
+                pool=f"file://{folder}/{layout}?size=2GiB",
+                settings={"penstock.kv_layout": layout},
+                env=ENGINE_ENVIRONMENT,
+            )
+            for layout in LAYOUTS
+        }
+        for node in nodes.values():
+            ending.callback(node.kill)
+        for node in nodes.values():
+            node.wait_ready()
+        for number, layout in turns(LAYOUTS, args.passes):
+            progress(f"pass {number + 1} of {args.passes}: {layout}")
+            node, seed = nodes[layout], f"{args.seed}/{number}"
+            seconds = first_token(node, tokens(args.input_tokens, seed)).seconds
+            times.add(number, layout, FIRST_TOKEN, seconds)
+            again = tokens(args.input_tokens // 4, f"{seed} again")
+            times.add(number, layout, PER_TOKEN, per_token(node, again))
+        found = differing(nodes, args)
+    rows: list[dict[str, Any]] = []
+    for layout in LAYOUTS:
+        row: dict[str, Any] = {"layout": layout}
+        for figure in FIGURES:
+            row[figure] = times.median(layout, figure)
+            row[f"{figure}_to_{BASELINE}"] = times.ratio(layout, BASELINE, figure)
+        rows.append(row | {"each": {figure: times.each(layout, figure) for figure in FIGURES}})
+    return {"prompts_compared": args.prompts, "differing": found, "rows": rows}
 
 
 def main() -> None:
+    """Measures, prints a table and writes the result."""
     parser = argparse.ArgumentParser(prog="benches.layout_cost", description=__doc__)
     parser.add_argument("--passes", type=int, default=15)
     parser.add_argument("--input-tokens", type=int, default=1600)
@@ -125,7 +104,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     args = report.begin(parser, engines=ENGINE_ENVIRONMENT)
     found = run(args)
-    report.finish(args, table(found), found)
+    compared = f"{args.prompts} answers compared, {found['differing']} differ"
+    report.finish(args, f"{report.listing(found['rows'], COLUMNS)}\n{compared}", found)
 
 
 if __name__ == "__main__":

@@ -24,19 +24,19 @@ import random
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from benches import load_policy_plot, quiet, report
+from benches.behind import Behind
 from benches.connectors import ENGINE_ENVIRONMENT
+from benches.engines import BLOCK
 from benches.report import progress
-from lab.engines.node import Node
-from lab.models import attention
-from lab.models.saved import VOCABULARY
-from lab.network import Way
-from lab.servers import PoolServer
+from benches.rows import turns
+from lab.latency import percentile
+from lab.models.prompts import tokens
 
-BLOCK = 128
 ASKED = {
     "never": ("auto", "never"),
     "never, again": ("auto", "never"),
@@ -44,7 +44,6 @@ ASKED = {
     "auto": ("auto", "auto"),
 }
 """For each kind of request: the engine, and the policy of the request itself."""
-
 NETWORKS: list[tuple[str, dict[str, float]]] = [
     ("as it is", {}),
     ("1 ms", {"delay": 0.0005}),
@@ -58,101 +57,77 @@ NETWORKS: list[tuple[str, dict[str, float]]] = [
     ("as it is, again", {}),
 ]
 """Name, delay of one way (seconds), and rate of each way. Names have the round trip."""
-
 REST_SECONDS = 1.0
 """Longest time for the machine to come to rest between two requests of the sweep."""
-
 PROMPTS = 16
 """Number of different prompts, at most. Engines forget them before each request."""
-
 SETTLING = 2
 """Hits after a change of network that are listed by themselves."""
+COUNTERS = ("loads", "declined_tokens", "probes", "loaded_tokens", "load_failed_blocks")
+SWEEP = [
+    ("round trip, rate", "{network}"),
+    ("never: p50 / p99, ms", "{never[p50]!m:.0f} / {never[p99]!m:.0f}"),
+    ("always: p50", "{always[p50]!m:.0f}"),
+    ("auto: p50 / p99", "{auto[p50]!m:.0f} / {auto[p99]!m:.0f}"),
+    ("auto to never: p50 / p99", "{auto_p50:.2f} / {auto_p99:.2f}"),
+    ("never, again, to never", "{again_p50:.2f} / {again_p99:.2f}"),
+    ("auto to the better of the two", "{to_better:.2f}"),
+    ("auto, first hits after the change", "{settling}"),
+]
+QUEUE = [
+    ("prefetching", "{engine}"),
+    ("until answered, mean, ms", "{mean!m:.0f}"),
+    ("the last of the queue", "{last!m:.0f}"),
+    ("to without", "{to_without:.2f}"),
+]
 
 
-def prompts(count: int, blocks: int, seed: int) -> list[list[int]]:
+def prompts(count: int, blocks: int, seed: str) -> list[list[int]]:
     """Prompts of `blocks` whole blocks and some tokens more."""
-    rng = random.Random(seed)
-    return [
-        [rng.randrange(3, VOCABULARY) for _ in range(blocks * BLOCK + 30)] for _ in range(count)
-    ]
+    return [tokens(blocks * BLOCK + 30, f"{seed} {number}") for number in range(count)]
 
 
-def start(model: Path, folder: Path, name: str, pool: str, **settings: Any) -> Node:
-    """Starts an engine over the pool. `settings` are Penstock's; other options are vLLM's."""
-    ours = {f"penstock.{key}": value for key, value in settings.pop("settings").items()}
-    return Node(
-        model,
-        folder / f"{name}.log",
-        pool=pool,
-        settings=ours | {"penstock.load_timeout": 60.0},
-        env=ENGINE_ENVIRONMENT,
-        **settings,
-    )
-
-
-def percentile(times: list[float], share: float) -> float:
-    """The smallest time that is not exceeded by this share of all times."""
-    ordered = sorted(times)
-    return ordered[max(0, -int(-share * len(ordered) // 1) - 1)]
-
-
-def sweep(args: argparse.Namespace, model: Path, folder: Path) -> dict[str, Any]:
+def sweep(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Times to the first token of hits under each policy, network by network."""
-    stored = prompts(min(args.hits, PROMPTS), args.blocks, seed=1)
-    fresh = iter(prompts(10_000, args.blocks, seed=2))
-    with contextlib.ExitStack() as ending:
-        server = ending.enter_context(PoolServer("valkey", folder))
-        way = ending.enter_context(Way(server.port))
-        with start(model, folder, "first", server.tcp_url, settings={}) as first:
-            for prompt in stored:
-                first.ask(prompt, max_tokens=1)
-            first.wait_for("stored_blocks", len(stored) * args.blocks, timeout=300)
-        nodes = {
-            name: start(
-                model,
-                folder,
-                name,
-                f"redis://127.0.0.1:{way.port}",
-                settings={"load_policy": name, "put_lanes": 1},
-            )
-            for name in ("always", "auto")
-        }
-        for node in nodes.values():
-            ending.callback(node.kill)
-            node.wait_ready()
+    stored = prompts(min(args.hits, PROMPTS), args.blocks, "stored")
+    with contextlib.closing(Behind(folder, stored)) as behind:
+        nodes = {}
+        for name in ("always", "auto"):
+            nodes[name] = behind.engine(name, {"load_policy": name, "put_lanes": 1})
             # The engine learns from these prompts how fast it computes.
-            for prompt in itertools.islice(fresh, 3):
-                node.ask(prompt, max_tokens=1)
+            for prompt in prompts(3, args.blocks, f"new to {name}"):
+                nodes[name].ask(prompt, max_tokens=1)
         time.sleep(3)
         order = random.Random(4)
-        rows = []
+        rows: list[dict[str, Any]] = []
         for network, kind in [NETWORKS[number] for number in args.networks]:
-            way.be(**kind)
+            behind.way.be(**kind)
             times: dict[str, list[float]] = {asked: [] for asked in ASKED}
-            for number in range(args.hits):
-                for asked in order.sample(list(ASKED), len(ASKED)):
-                    engine, policy = ASKED[asked]
-                    drags = number >= args.always and times[asked][-1] > 3
-                    if policy == "always" and drags:
-                        continue
-                    nodes[engine].forget()
-                    # The threads of an engine that was just at work spin for a while.
-                    quiet.wait(timeout=REST_SECONDS)
-                    answer = nodes[engine].ask(
-                        stored[number % len(stored)],
-                        max_tokens=1,
-                        extra_args={"kv_transfer_params": {"penstock.load_policy": policy}},
-                    )
-                    times[asked].append(answer.seconds)
+            for number, asked in drawn(args.hits, order):
+                engine, policy = ASKED[asked]
+                if policy == "always" and number >= args.always and times[asked][-1] > 3:
+                    continue
+                nodes[engine].forget()
+                # The threads of an engine that was just at work spin for a while.
+                quiet.wait(timeout=REST_SECONDS)
+                answer = nodes[engine].ask(
+                    stored[number % len(stored)],
+                    max_tokens=1,
+                    extra_args={"kv_transfer_params": {"penstock.load_policy": policy}},
+                )
+                times[asked].append(answer.seconds)
             rows.append({"network": network, **kind} | summary(times))
             progress(f"{network}: " + ", ".join(f"{p} {rows[-1][p]['p50']:.3f} s" for p in ASKED))
-        names = ("loads", "declined_tokens", "probes", "loaded_tokens", "load_failed_blocks")
         counters = nodes["auto"].counters()
-        return {
-            "rows": rows,
-            "all": over_all(rows),
-            "counters": {name: counters.get(name, 0) for name in names},
-        }
+    counted = {name: counters.get(name, 0) for name in COUNTERS}
+    return {"rows": rows, "all": over_all(rows), "counters": counted}
+
+
+def drawn(hits: int, order: random.Random) -> Iterator[tuple[int, str]]:
+    """Every kind of request for each hit, in an order drawn anew."""
+    for number in range(hits):
+        for asked in order.sample(list(ASKED), len(ASKED)):
+            yield number, asked
 
 
 def summary(times: dict[str, list[float]]) -> dict[str, Any]:
@@ -173,17 +148,12 @@ def over_all(rows: list[dict[str, Any]]) -> dict[str, float]:
     Each figure is the time of a hit, divided by the median of recomputing on the same network. The
     first hits after a change of network are left out.
     """
-    return {
-        asked: percentile(
-            [
-                seconds / row["never"]["p50"]
-                for row in rows
-                for seconds in row[asked]["each"][SETTLING:]
-            ],
-            0.99,
-        )
-        for asked in ("auto", "never", "never, again")
-    }
+
+    def ratios(asked: str) -> list[float]:
+        settled = ((row, row[asked]["each"][SETTLING:]) for row in rows)
+        return [seconds / row["never"]["p50"] for row, each in settled for seconds in each]
+
+    return {asked: percentile(ratios(asked), 0.99) for asked in ("auto", "never", "never, again")}
 
 
 def sweep_table(result: dict[str, Any]) -> str:
@@ -191,107 +161,54 @@ def sweep_table(result: dict[str, Any]) -> str:
     lines = []
     for row in result["rows"]:
         never, again, always, auto = (row[asked] for asked in ASKED)
-        lines.append(
-            [
-                row["network"],
-                f"{never['p50'] * 1000:.0f} / {never['p99'] * 1000:.0f}",
-                f"{always['p50'] * 1000:.0f}",
-                f"{auto['p50'] * 1000:.0f} / {auto['p99'] * 1000:.0f}",
-                " / ".join(f"{auto[p] / never[p]:.2f}" for p in ("p50", "p99")),
-                " / ".join(f"{again[p] / never[p]:.2f}" for p in ("p50", "p99")),
-                f"{auto['p50'] / min(never['p50'], always['p50']):.2f}",
-                ", ".join(f"{seconds * 1000:.0f}" for seconds in auto["each"][:SETTLING]),
-            ]
-        )
-    head = [
-        "round trip, rate",
-        "never: p50 / p99, ms",
-        "always: p50",
-        "auto: p50 / p99",
-        "auto to never: p50 / p99",
-        "never, again, to never",
-        "auto to the better of the two",
-        "auto, first hits after the change",
-    ]
+        ratios = {f"auto_{p}": auto[p] / never[p] for p in ("p50", "p99")}
+        ratios |= {f"again_{p}": again[p] / never[p] for p in ("p50", "p99")}
+        ratios["to_better"] = auto["p50"] / min(never["p50"], always["p50"])
+        first = ", ".join(f"{seconds * 1000:.0f}" for seconds in auto["each"][:SETTLING])
+        lines.append(row | ratios | {"settling": first})
     shares = ", ".join(f"{asked} {share:.2f}" for asked, share in result["all"].items())
-    return (
-        f"{report.table(head, lines)}\n\n"
-        f"p99 over all networks, to the median of recomputing: {shares}"
-    )
+    over = f"p99 over all networks, to the median of recomputing: {shares}"
+    return f"{report.listing(lines, SWEEP)}\n\n{over}"
 
 
-def queue(args: argparse.Namespace, model: Path, folder: Path) -> dict[str, Any]:
+def queue(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Times of requests that arrive together while the engine computes another one."""
-    with contextlib.ExitStack() as ending:
-        server = ending.enter_context(PoolServer("valkey", folder))
-        way = ending.enter_context(Way(server.port))
-        stored = prompts(args.passes * args.queue, args.blocks, seed=3)
-        with start(model, folder, "first", server.tcp_url, settings={}) as first:
-            for prompt in stored:
-                first.ask(prompt, max_tokens=1)
-            first.wait_for("stored_blocks", len(stored) * args.blocks, timeout=600)
-        way.be(delay=args.delay, mbit=args.mbit)
+    stored = prompts(args.passes * args.queue, args.blocks, "stored")
+    with contextlib.closing(Behind(folder, stored)) as behind:
+        behind.way.be(delay=args.delay, mbit=args.mbit)
         nodes = {}
         for name, is_on in (("without", False), ("with", True)):
-            nodes[name] = start(
-                model,
-                folder,
-                name,
-                f"redis://127.0.0.1:{way.port}",
-                settings={"host_tier": is_on, "host_bytes": "512MiB", "load_policy": "always"},
-                max_num_seqs=1,
-            )
-            ending.callback(nodes[name].kill)
-            nodes[name].wait_ready()
-            nodes[name].ask(prompts(1, 2, seed=9)[0], max_tokens=1)
-        others = iter(prompts(2 * args.passes, 1, seed=4))
-        rows = []
-        for number in range(args.passes):
+            settings = {"host_tier": is_on, "host_bytes": "512MiB", "load_policy": "always"}
+            nodes[name] = behind.engine(name, settings, max_num_seqs=1)
+            nodes[name].ask(prompts(1, 2, "warm-up")[0], max_tokens=1)
+        others = iter(prompts(2 * args.passes, 1, "other"))
+        each: dict[str, list[list[float]]] = {name: [] for name in nodes}
+        for number, name in turns(list(nodes), args.passes, warm_up=0):
+            progress(f"pass {number + 1} of {args.passes}: {name}")
             batch = stored[number * args.queue : (number + 1) * args.queue]
-            pair = {}
-            order = list(nodes)
-            for name in order if number % 2 else order[::-1]:
-                # While nothing is computed, vLLM itself begins to load for all waiting requests.
-                busy = nodes[name].start(next(others), max_tokens=args.busy)
-                time.sleep(0.3)
-                running = [nodes[name].start(prompt, max_tokens=args.output) for prompt in batch]
-                nodes[name].answer(busy)
-                pair[name] = [nodes[name].answer(each).seconds for each in running]
-            rows.append(pair)
-            progress(f"pass {number + 1} of {args.passes}")
-        return {
-            "rows": [
-                {
-                    "engine": name,
-                    "mean": statistics.mean(t for pair in rows for t in pair[name]),
-                    "last": statistics.median(max(pair[name]) for pair in rows),
-                    "to_without": statistics.median(
-                        statistics.mean(pair[name]) / statistics.mean(pair["without"])
-                        for pair in rows
-                    ),
-                    "each": [pair[name] for pair in rows],
-                }
-                for name in nodes
-            ]
-        }
-
-
-def queue_table(result: dict[str, Any]) -> str:
-    """One row for each engine."""
-    lines = [
-        [
-            row["engine"],
-            f"{row['mean'] * 1000:.0f}",
-            f"{row['last'] * 1000:.0f}",
-            f"{row['to_without']:.2f}",
+            # While nothing is computed, vLLM itself begins to load for all waiting requests.
+            busy = nodes[name].start(next(others), max_tokens=args.busy)
+            time.sleep(0.3)
+            running = [nodes[name].start(prompt, max_tokens=args.output) for prompt in batch]
+            nodes[name].answer(busy)
+            each[name].append([nodes[name].answer(request).seconds for request in running])
+    means = {name: [statistics.mean(seconds) for seconds in found] for name, found in each.items()}
+    return {
+        "rows": [
+            {
+                "engine": name,
+                "mean": statistics.mean(itertools.chain(*found)),
+                "last": statistics.median(max(seconds) for seconds in found),
+                "to_without": report.median_ratio(means[name], means["without"]),
+                "each": found,
+            }
+            for name, found in each.items()
         ]
-        for row in result["rows"]
-    ]
-    head = ["prefetching", "until answered, mean, ms", "the last of the queue", "to without"]
-    return report.table(head, lines)
+    }
 
 
 def main() -> None:
+    """Measures, prints a table and writes the result."""
     parser = argparse.ArgumentParser(prog="benches.load_policy", description=__doc__)
     parser.add_argument("--hits", type=int, default=16, help="a network, each way")
     parser.add_argument(
@@ -306,25 +223,22 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=12, help="of 128 tokens, a prompt")
     parser.add_argument("--queue", type=int, default=0, help="requests at once; 0 for the sweep")
     parser.add_argument("--passes", type=int, default=8, help="of the queue")
-    parser.add_argument(
-        "--busy", type=int, default=128, help="tokens of the answer that the queue waits for"
-    )
+    busy = "tokens of the answer that the queue waits for"
+    parser.add_argument("--busy", type=int, default=128, help=busy)
     parser.add_argument("--output", type=int, default=16, help="tokens an answer, of the queue")
     parser.add_argument("--delay", type=float, default=0.005, help="each way, of the queue")
     parser.add_argument("--mbit", type=float, default=500, help="of the queue")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="of the sweep, as SVG")
     args = report.begin(parser, engines=ENGINE_ENVIRONMENT)
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        model = attention.llama(folder / "model", hidden=512, layers=8, heads=8, kv_heads=4)
         if args.queue:
-            found = queue(args, model, folder)
-            shown = queue_table(found)
+            found = queue(args, Path(name))
+            shown = report.listing(found["rows"], QUEUE)
         else:
-            found = sweep(args, model, folder)
+            found = sweep(args, Path(name))
             shown = sweep_table(found)
-            if args.plot is not None:
-                args.plot.write_text(load_policy_plot.draw(found["rows"]), encoding="utf-8")
+    if args.plot is not None and not args.queue:
+        args.plot.write_text(load_policy_plot.draw(found["rows"]), encoding="utf-8")
     report.finish(args, shown, found)
 
 

@@ -11,59 +11,39 @@ engine. The other rows have a quarter of that memory in all. Run it as
 from __future__ import annotations
 
 import argparse
-import itertools
-import os
 import random
-import statistics
 import tempfile
 import time
+from collections import Counter
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benches import report
-from benches.report import MIB, median_ratio, progress
+from benches.engines import BLOCK, save_model
+from benches.report import MIB, progress
+from benches.rows import Times, turns
 from lab.engines.forks import Fork
 from lab.engines.node import Node
-from lab.models import attention
-from lab.models.saved import VOCABULARY
+from lab.models.prompts import tokens
+from lab.segments import Segment
 from lab.servers import PoolServer
 
-BLOCK = 128
 PROMPT_BLOCKS = 8
 ON_THE_WAY = 32 * MIB
 """Host memory of an engine beside node memory: what two prompts store."""
-COUNTERS = ("kept_bytes", "loaded_bytes")
-
-
-@dataclass
-class Row:
-    """Engines that are set up alike, and what they did."""
-
-    name: str
-    host_bytes: int
-    """Host memory of all engines together, node memory included."""
-    engines: list[Node]
-    seconds: list[float] = field(default_factory=list)
-    """To the first token, one for each request."""
-    cached: int = 0
-    kept_bytes: int = 0
-    loaded_bytes: int = 0
-
-    def ask(self, number: int, prompt: list[int]) -> None:
-        """Sends the request of this number to the engine whose turn it is."""
-        node = self.engines[number % len(self.engines)]
-        node.forget()
-        before = node.counters()
-        begin = time.perf_counter()
-        answer = node.ask(prompt, max_tokens=1)
-        self.seconds.append(time.perf_counter() - begin)
-        after = node.counters()
-        self.cached += answer.cached
-        for name in COUNTERS:
-            more = int(after.get(name, 0) - before.get(name, 0))
-            setattr(self, name, getattr(self, name) + more)
+EACH, NODE, QUARTER = "a host tier each", "node memory", "a quarter each"
+KEPT, LOADED = "kept_bytes", "loaded_bytes"
+FIRST_TOKEN = "first token"
+COLUMNS = [
+    ("engines", "{engines}"),
+    ("host memory, MiB", "{host_bytes!M:,.0f}"),
+    ("hits", "{hit_share:.1%}"),
+    ("of them from host memory", "{from_host_share:.1%}"),
+    ("MiB of the pool", "{loaded_bytes!M:,.0f}"),
+    ("first token, ms", "{first_token_p50!m:,.1f}"),
+    ("to the baseline", "{to_baseline:.2f}"),
+]
 
 
 def start(
@@ -88,85 +68,78 @@ def start(
     ]
     for node in nodes:
         stack.enter_context(node)
+    progress(f"{name}: {len(nodes)} engines")
     return nodes
 
 
-def requests(prompts: int, count: int, seed: int) -> list[list[int]]:
+def requests(prompts: int, count: int) -> list[list[int]]:
     """Prompts in the order in which they are asked for, by Zipf's law."""
-    rng = random.Random(seed)
-    each = [
-        [rng.randrange(3, VOCABULARY) for _ in range(PROMPT_BLOCKS * BLOCK + 9)]
-        for _ in range(prompts)
-    ]
+    each = [tokens(PROMPT_BLOCKS * BLOCK + 9, number) for number in range(prompts)]
     weights = [1 / (rank + 1) for rank in range(prompts)]
-    return rng.choices(each, weights, k=count)
+    return random.Random(1).choices(each, weights, k=count)
+
+
+def ask(node: Node, prompt: list[int]) -> tuple[float, Counter[str]]:
+    """Seconds to the first token after a prompt, and what was cached, and from where."""
+    node.forget()
+    before = node.counters()
+    begin = time.perf_counter()
+    answer = node.ask(prompt, max_tokens=1)
+    seconds = time.perf_counter() - begin
+    after = node.counters()
+    more = {name: int(after.get(name, 0) - before.get(name, 0)) for name in (KEPT, LOADED)}
+    return seconds, Counter(more | {"cached": answer.cached})
 
 
 def main() -> None:
+    """Measures, prints a table and writes the result."""
     parser = argparse.ArgumentParser(prog="benches.node_memory", description=__doc__)
     parser.add_argument("--engines", type=int, default=4, help="of each row")
     parser.add_argument("--prompts", type=int, default=48, help="different ones")
     parser.add_argument("--requests", type=int, default=240, help="to each row")
     parser.add_argument("--size", type=int, default=512, help="MiB of a host tier")
     args = report.begin(parser)
-    size = args.size * MIB
-    segment = f"bench-node-{os.getpid()}"
-    setups: dict[str, tuple[int, dict[str, Any]]] = {
-        "a host tier each": (args.engines * size, {"penstock.host_bytes": size}),
-        "node memory": (
-            size,
-            {
-                "penstock.host_memory": f"shm://{segment}?size={size - args.engines * ON_THE_WAY}",
-                "penstock.host_bytes": ON_THE_WAY,
-            },
-        ),
-        "a quarter each": (size, {"penstock.host_bytes": size // args.engines}),
-    }
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name, ExitStack() as stack:
+    size, times = args.size * MIB, Times()
+    with (
+        tempfile.TemporaryDirectory(prefix="penstock-bench-") as name,
+        Segment("bench-node") as segment,
+        ExitStack() as stack,
+    ):
+        host = "penstock.host_bytes"
+        node_memory = segment.url(size - args.engines * ON_THE_WAY)
+        setups: dict[str, tuple[int, dict[str, Any]]] = {
+            EACH: (args.engines * size, {host: size}),
+            NODE: (size, {"penstock.host_memory": node_memory, host: ON_THE_WAY}),
+            QUARTER: (size, {host: size // args.engines}),
+        }
         folder = Path(name)
-        model = attention.llama(folder / "model", hidden=512, layers=8, heads=8, kv_heads=4)
-        stack.callback(Path(f"/dev/shm/penstock-{segment}").unlink, missing_ok=True)
-        rows = []
-        for label, (host_bytes, settings) in setups.items():
-            nodes = start(stack, folder, model, label, args.engines, settings)
-            rows.append(Row(label, host_bytes, nodes))
-            progress(f"{label}: {len(nodes)} engines")
-        turns = itertools.cycle(range(len(rows)))
-        for number, prompt in enumerate(requests(args.prompts, args.requests, seed=1)):
-            first = next(turns)
-            for row in [*rows[first:], *rows[:first]]:
-                row.ask(number, prompt)
-            if number % 40 == 39:
-                progress(f"{number + 1} of {args.requests} requests")
+        model = save_model(folder)
+        rows = {
+            row: start(stack, folder, model, row, args.engines, settings)
+            for row, (_, settings) in setups.items()
+        }
+        counted: dict[str, Counter[str]] = {row: Counter() for row in rows}
+        prompts = requests(args.prompts, args.requests)
+        for number, row in turns(list(rows), len(prompts), warm_up=0):
+            seconds, more = ask(rows[row][number % args.engines], prompts[number])
+            times.add(number, row, FIRST_TOKEN, seconds)
+            counted[row].update(more)
     asked = args.requests * PROMPT_BLOCKS * BLOCK
     result = {
-        row.name: {
-            "host_bytes": row.host_bytes,
-            "hit_share": row.cached / asked,
-            "kept_bytes": row.kept_bytes,
-            "loaded_bytes": row.loaded_bytes,
-            "from_host_share": row.kept_bytes / max(1, row.kept_bytes + row.loaded_bytes),
-            "first_token_p50": statistics.median(row.seconds),
-            "to_baseline": median_ratio(row.seconds, rows[0].seconds),
-            "seconds": row.seconds,
+        row: {
+            "host_bytes": setups[row][0],
+            "hit_share": of["cached"] / asked,
+            KEPT: of[KEPT],
+            LOADED: of[LOADED],
+            "from_host_share": of[KEPT] / max(1, of[KEPT] + of[LOADED]),
+            "first_token_p50": times.median(row, FIRST_TOKEN),
+            "to_baseline": times.ratio(row, EACH, FIRST_TOKEN),
+            "seconds": times.each(row, FIRST_TOKEN),
         }
-        for row in rows
+        for row, of in counted.items()
     }
-    heads = [f"{args.engines} engines", "host memory, MiB", "hits", "of them from host memory"]
-    heads += ["MiB of the pool", "first token, ms", "to the baseline"]
-    lines = [
-        [
-            name,
-            f"{found['host_bytes'] / MIB:,.0f}",
-            f"{found['hit_share']:.1%}",
-            f"{found['from_host_share']:.1%}",
-            f"{found['loaded_bytes'] / MIB:,.0f}",
-            f"{found['first_token_p50'] * 1e3:,.1f}",
-            f"{found['to_baseline']:.2f}",
-        ]
-        for name, found in result.items()
-    ]
-    report.finish(args, report.table(heads, lines), result)
+    lines = [{"engines": f"{args.engines}, {row}"} | found for row, found in result.items()]
+    report.finish(args, report.listing(lines, COLUMNS), result)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,9 @@ import json
 import re
 import shutil
 import statistics
+import string
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,44 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         [line(headers), "|" + "|".join("-" * (w + 2) for w in widths) + "|"]
         + [line(row) for row in rows]
     )
+
+
+class _Units(string.Formatter):
+    def convert_field(self, value: Any, conversion: str | None) -> Any:
+        match conversion:
+            case "m":
+                return value * 1e3
+            case "M":
+                return value / MIB
+            case "G":
+                return value / GIB
+        return super().convert_field(value, conversion)
+
+
+def cell(row: Mapping[str, Any], pattern: str) -> str:
+    """A cell of a table, as `str.format` writes a row's values. `!m` makes milliseconds of seconds,
+    `!M` and `!G` make MiB and GiB of bytes. If the row lacks a value, the cell is empty."""
+    try:
+        return _Units().vformat(pattern, (), row)
+    except KeyError:
+        return ""
+
+
+def across(row: Mapping[str, Any], keys: Iterable[object], pattern: str) -> str:
+    """A cell with a figure for each of a row's parts, as each prompt length: ``1.2 / 3.4``."""
+    return " / ".join(cell(row[str(key)], pattern) for key in keys)
+
+
+def listing(rows: Iterable[Mapping[str, Any]], columns: Sequence[tuple[str, str]]) -> str:
+    """A table with a line for each row. Columns are heads and patterns of `cell`. A row that has a
+    `failure` says "failed" where its figures would begin."""
+    lines = []
+    for row in rows:
+        line = [cell(row, pattern) for _, pattern in columns]
+        if row.get("failure") and "" in line:
+            line[line.index("")] = "failed"
+        lines.append(line)
+    return table([head for head, _ in columns], lines)
 
 
 def median_ratio(of: Sequence[float], to: Sequence[float]) -> float:

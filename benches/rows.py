@@ -30,8 +30,17 @@ def turns(rows: Sequence[T], passes: int, warm_up: int = 1) -> Iterator[tuple[in
             yield number, row
 
 
+def groups(rows: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """The rows in groups of so many: not all fit on the machine together."""
+    for begin in range(0, len(rows), size):
+        yield rows[begin : begin + size]
+
+
 class Times:
-    """Seconds that rows took, by what they did, pass by pass. Those of warm-up are dropped."""
+    """Seconds that rows took, by what they did, pass by pass. Those of warm-up are dropped.
+
+    Other figures of a row can be kept in the same way.
+    """
 
     def __init__(self) -> None:
         self._seconds: dict[tuple[str, str], list[float]] = defaultdict(list)

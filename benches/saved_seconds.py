@@ -10,48 +10,77 @@ benches.saved_seconds``.
 from __future__ import annotations
 
 import argparse
-import random
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from benches import connectors, quiet, report
-from benches.connectors import ENGINE_ENVIRONMENT
-from benches.end_to_end import BLOCK, KV_BYTES, MODELS
+from benches import report
+from benches.connectors import ENGINE_ENVIRONMENT, Connector, Penstock
+from benches.engines import BLOCK, MODELS, connected, first_token, save_model
+from benches.rows import rotated
 from lab.engines.node import Node
-from lab.models import attention
-from lab.models.saved import VOCABULARY
+from lab.models.prompts import tokens
 
+PENSTOCK, PLAIN = ROWS = ("penstock", "plain")
 WARM_UPS = 3
 """New prompts that both engines compute first, at rest too: they set up what later ones use, and
 the estimate rests on them at first."""
+COLUMNS = [
+    ("prompts loaded", "{loaded}"),
+    ("saved, s", "{saved_seconds:.2f}"),
+    ("waited, s", "{waited_seconds:.2f}"),
+    ("net, s", "{net_seconds:.2f}"),
+    ("first tokens show, s", "{shown_seconds:.2f}"),
+    ("ratio", "{net_to_shown:.3f}"),
+]
 
 
-def prompt(seed: str, tokens: int) -> list[int]:
-    """Tokens that no other seed gives."""
-    rng = random.Random(seed)
-    return [rng.randrange(3, VOCABULARY) for _ in range(tokens)]
+def compare(
+    nodes: dict[str, Node], stored: list[list[int]], fresh: list[list[int]]
+) -> list[dict[str, Any]]:
+    """Both engines' times, prompt by prompt: one that is stored, then one that is not."""
+    for prompt in fresh[:WARM_UPS]:
+        for row in ROWS:
+            first_token(nodes[row], prompt)
+    rows = []
+    pairs = zip(stored, fresh[WARM_UPS:], strict=True)
+    for number, prompt in enumerate(prompt for pair in pairs for prompt in pair):
+        answers = {row: first_token(nodes[row], prompt) for row in rotated(ROWS, number // 2)}
+        times = {row: answer.seconds for row, answer in answers.items()}
+        loaded = sum(answer.cached for answer in answers.values())
+        rows.append({**times, "loaded_tokens": loaded})
+        report.progress(f"prompt {number}: {times}")
+    return rows
 
 
-def engine(model: Path, log: Path, dtype: str, transfer: dict[str, Any] | None) -> Node:
-    """An engine, with Penstock if it is told what to transfer."""
-    options: dict[str, Any] = {} if transfer is None else {"kv_transfer_config": transfer}
-    return Node(
-        model,
-        log,
-        env=ENGINE_ENVIRONMENT,
-        dtype=dtype,
-        block_size=BLOCK,
-        kv_cache_memory_bytes=KV_BYTES,
-        **options,
-    )
-
-
-def ask(node: Node, tokens: list[int]) -> tuple[float, int]:
-    """Seconds to the first token, at rest, and the tokens that were not computed."""
-    quiet.wait(timeout=3)
-    answer = node.ask(tokens, max_tokens=1)
-    return answer.seconds, answer.cached
+def run(args: argparse.Namespace, folder: Path, pool: Penstock) -> dict[str, Any]:
+    """The times of all prompts, and both figures."""
+    half = args.prompts // 2
+    stored = [tokens(args.tokens, f"stored {number}") for number in range(half)]
+    fresh = [tokens(args.tokens, f"fresh {number}") for number in range(half + WARM_UPS)]
+    model = save_model(folder, args.model, args.dtype)
+    with connected(model, folder / "first.log", pool, args.dtype) as first:
+        for prompt in stored:
+            first.ask(prompt, max_tokens=1)
+        first.wait_for("stored_blocks", half * (args.tokens // BLOCK))
+    with (
+        connected(model, folder / "second.log", pool, args.dtype) as second,
+        connected(model, folder / "plain.log", Connector(), args.dtype) as plain,
+    ):
+        rows = compare({PENSTOCK: second, PLAIN: plain}, stored, fresh)
+        # The last load is reported with a later step.
+        second.wait_for("loaded_tokens", sum(row["loaded_tokens"] for row in rows))
+        counters = second.counters()
+    saved, waited = counters["prefill_saved_seconds"], counters["load_wait_seconds"]
+    shown = sum(row[PLAIN] - row[PENSTOCK] for row in rows if row["loaded_tokens"])
+    return {
+        "prompts": rows,
+        "saved_seconds": saved,
+        "waited_seconds": waited,
+        "net_seconds": saved - waited,
+        "shown_seconds": shown,
+        "net_to_shown": (saved - waited) / shown,
+    }
 
 
 def main() -> None:
@@ -62,75 +91,15 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1800, help="of a prompt")
     parser.add_argument("--prompts", type=int, default=20, help="half of them are in the pool")
     args = report.begin(parser, engines=ENGINE_ENVIRONMENT)
-    half = args.prompts // 2
-    stored = [prompt(f"stored {n}", args.tokens) for n in range(half)]
-    fresh = [prompt(f"fresh {n}", args.tokens) for n in range(half + WARM_UPS)]
-    pool = connectors.Penstock("shm")
+    pool = Penstock("shm")
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        model = attention.llama(folder / args.model, dtype=args.dtype, **MODELS[args.model])
-        pool.start(folder)
+        pool.start(Path(name))
         try:
-            with engine(model, folder / "first.log", args.dtype, pool.transfer()) as first:
-                for tokens in stored:
-                    first.ask(tokens, max_tokens=1)
-                first.wait_for("stored_blocks", half * (args.tokens // BLOCK))
-            with (
-                engine(model, folder / "second.log", args.dtype, pool.transfer()) as second,
-                engine(model, folder / "plain.log", args.dtype, None) as plain,
-            ):
-                rows = compare(second, plain, stored, fresh)
-                # The last load is reported with a later step.
-                second.wait_for("loaded_tokens", sum(row["loaded_tokens"] for row in rows))
-                counters = second.counters()
+            result = run(args, Path(name), pool)
         finally:
             pool.stop()
-    saved, waited = counters["prefill_saved_seconds"], counters["load_wait_seconds"]
-    loaded = [row for row in rows if row["loaded_tokens"]]
-    shown = sum(row["plain"] - row["penstock"] for row in loaded)
-    result = {
-        "prompts": rows,
-        "saved_seconds": saved,
-        "waited_seconds": waited,
-        "net_seconds": saved - waited,
-        "shown_seconds": shown,
-        "net_to_shown": (saved - waited) / shown,
-    }
-    table = report.table(
-        ["prompts loaded", "saved, s", "waited, s", "net, s", "first tokens show, s", "ratio"],
-        [
-            [
-                f"{len(loaded)}",
-                f"{saved:.2f}",
-                f"{waited:.2f}",
-                f"{saved - waited:.2f}",
-                f"{shown:.2f}",
-                f"{result['net_to_shown']:.3f}",
-            ]
-        ],
-    )
-    report.finish(args, table, result)
-
-
-def compare(
-    second: Node, plain: Node, stored: list[list[int]], fresh: list[list[int]]
-) -> list[dict[str, Any]]:
-    """Both engines' times, prompt by prompt: one that is stored, then one that is not."""
-    for tokens in fresh[:WARM_UPS]:
-        ask(second, tokens)
-        ask(plain, tokens)
-    rows = []
-    pairs = zip(stored, fresh[WARM_UPS:], strict=True)
-    for number, tokens in enumerate(tokens for pair in pairs for tokens in pair):
-        nodes = {"penstock": second, "plain": plain}
-        times = {}
-        loaded = 0
-        for name in sorted(nodes, reverse=number % 4 < 2):
-            times[name], cached = ask(nodes[name], tokens)
-            loaded += cached
-        rows.append({**times, "loaded_tokens": loaded})
-        report.progress(f"prompt {number}: {times}")
-    return rows
+    loaded = sum(row["loaded_tokens"] > 0 for row in result["prompts"])
+    report.finish(args, report.listing([{"loaded": loaded} | result], COLUMNS), result)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ from typing import Any
 
 from benches import report
 from benches.trained import text
-from benches.trained.train import Recipe, stream, trained
+from benches.trained.recipe import Recipe, stream
+from benches.trained.train import trained
 
 BLOCK = 16
 CONTEXT = 512

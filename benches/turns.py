@@ -9,165 +9,147 @@ All rows with Penstock also store everything on Valkey. Run it as ``python -m be
 from __future__ import annotations
 
 import argparse
-import os
-import random
 import statistics
-import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from benches import report
-from benches.report import MIB, median_ratio, progress
+from benches import report, serving
+from benches.report import MIB, progress
+from benches.rows import Times, turns
+from benches.serving import Place
 from lab.demo.engine import Engine
-from lab.demo.figures import percentile
 from lab.demo.replay import REST_SECONDS
-from lab.demo.servers import Servers, wait_until_ready
-from lab.models.chat import BEGIN, VOCABULARY, model_folder
-from lab.processes import Interruption, Processes
+from lab.demo.servers import wait_until_ready
+from lab.latency import percentile
+from lab.models.chat import BEGIN
+from lab.models.prompts import tokens
+from lab.segments import Segment
 from lab.servers import PoolServer
 from penstock.pool import POOL_VARIABLE
-from penstock.programs import cache_folder
 
 FIRST_TOKENS, TURN_TOKENS, ANSWER_TOKENS = 1_200, 400, 24
 KV_BYTES = 288 * MIB
 """Of a server: one conversation of the longest length fits."""
+SEQUENCES, CORES = 16, "0-1"
 HOST_BYTES = 1 << 30
-BASELINE = "host memory"
+PLAIN, BASELINE, NODE = "vLLM alone", "host memory", "node memory"
+UNIX, TCP = "Valkey, unix socket", "Valkey, TCP"
+ROWS = (PLAIN, BASELINE, NODE, UNIX, TCP)
+ROUND = "round"
+COLUMNS = [
+    ("later turns", "{row}"),
+    ("cached", "{cached_share:.0%}"),
+    ("first token p50, ms", "{first_token_p50!m:,.0f}"),
+    ("p99", "{first_token_p99!m:,.0f}"),
+    ("to host memory", "{to_baseline:.2f}"),
+    ("a round, s", "{seconds_of_a_round:,.1f}"),
+    ("to host memory", "{rounds_to_baseline:.2f}"),
+    ("equal outputs", "{outputs_equal} of {outputs}"),
+]
 
 
 @dataclass
-class Row:
-    """A server, and what its clients saw."""
+class Answered:
+    """What a server answered: of all turns but conversations' first, where it says so."""
 
-    name: str
-    engine: Engine
-    first_token: list[float] = field(default_factory=list)
-    """Seconds, of all turns but conversations' first."""
-    rounds: list[float] = field(default_factory=list)
-    """Seconds of each round."""
     cached: int = 0
+    """Tokens, of later turns."""
     asked: int = 0
+    """Tokens, of later turns."""
     outputs: list[tuple[int, ...]] = field(default_factory=list)
+    first_token: list[float] = field(default_factory=list)
+    """Seconds, of later turns."""
 
-    def run(self, seed: int, sessions: int, turns: int, clients: int) -> None:
-        """One round: new conversations, each turn of all of them before the next."""
-        rng = random.Random(seed)
-
-        def drawn(count: int) -> list[int]:
-            return [rng.randrange(VOCABULARY) for _ in range(count)]
-
-        prompts = [[BEGIN, *drawn(FIRST_TOKENS)] for _ in range(sessions)]
-        began = time.perf_counter()
-        with ThreadPoolExecutor(clients) as pool:
-            for turn in range(turns):
-                answers = list(pool.map(lambda p: self.engine.complete(p, ANSWER_TOKENS), prompts))
-                for prompt, answer in zip(prompts, answers, strict=True):
+    def lead(self, engine: Engine, number: int, args: argparse.Namespace) -> None:
+        """New conversations, each turn of all of them before the next."""
+        prompts = [
+            [BEGIN, *tokens(FIRST_TOKENS, f"{number}/{session}")]
+            for session in range(args.sessions)
+        ]
+        with ThreadPoolExecutor(args.clients) as pool:
+            for turn in range(args.turns):
+                answers = list(pool.map(lambda p: engine.complete(p, ANSWER_TOKENS), prompts))
+                for session, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
                     if turn:
                         self.first_token.append(answer.first_token)
                         self.cached += answer.cached_tokens
                         self.asked += len(prompt)
                     self.outputs.append(answer.tokens)
-                    prompt += [*answer.tokens, *drawn(TURN_TOKENS)]
-        self.rounds.append(time.perf_counter() - began)
+                    more = tokens(TURN_TOKENS, f"{number}/{session}/{turn}")
+                    prompt += [*answer.tokens, *more]
 
 
-def start(
-    processes: Processes, folder: Path, rows: Sequence[str], unix: str, tcp: str, segment: str
-) -> list[Row]:
+def start(place: Place, rows: Sequence[str], valkey: PoolServer, node: str) -> dict[str, Engine]:
     """Starts the rows' servers."""
-    servers = Servers(model_folder(cache_folder() / "demo"), folder, processes)
     host = ("--host-bytes", str(HOST_BYTES))
     no_tier = (*host, "--set", "host_tier=false")
-    options = {
-        "vLLM alone": None,
-        BASELINE: (unix, *host),
-        "node memory": (unix, "--host-memory", f"shm://{segment}?size={HOST_BYTES}"),
-        "Valkey, unix socket": (unix, *no_tier),
-        "Valkey, TCP": (tcp, *no_tier),
+    setups = {
+        BASELINE: (valkey.unix_url, *host),
+        NODE: (valkey.unix_url, "--host-memory", node),
+        UNIX: (valkey.unix_url, *no_tier),
+        TCP: (valkey.tcp_url, *no_tier),
     }
-    found = []
-    for name in rows:
-        if (chosen := options[name]) is None:
-            command, environment = servers.plain(), {}
-        else:
-            url, *more = chosen
+    engines = {}
+    for row in rows:
+        command, environment = place.servers.plain(), {}
+        if row != PLAIN:
+            url, *options = setups[row]
             # No row finds what another one has stored.
-            command = servers.sharing(*more, "--set", f"salt={name}")
+            command = place.servers.sharing(*options, "--set", f"salt={row}")
             environment = {POOL_VARIABLE: url}
-        engine = servers.start(
-            name, "0-1", command, sequences=16, kv_bytes=KV_BYTES, environment=environment
+        engines[row] = place.servers.start(
+            row, CORES, command, sequences=SEQUENCES, kv_bytes=KV_BYTES, environment=environment
         )
-        found.append(Row(name, engine))
-    wait_until_ready([row.engine for row in found], lambda _: None)
-    progress(f"{len(found)} servers are ready")
-    return found
+    wait_until_ready(list(engines.values()), lambda ready: None)
+    progress(f"{len(engines)} servers are ready")
+    return engines
 
 
 def main() -> None:
-    names = ["vLLM alone", BASELINE, "node memory", "Valkey, unix socket", "Valkey, TCP"]
+    """Measures, prints a table and writes the result."""
     parser = argparse.ArgumentParser(prog="benches.turns", description=__doc__)
-    parser.add_argument("--rows", nargs="+", default=names, choices=names)
+    parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=ROWS)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--sessions", type=int, default=12, help="conversations of a round")
     parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--clients", type=int, default=2, help="requests at a time")
     args = report.begin(parser)
-    segment = f"bench-turns-{os.getpid()}"
+    times = Times()
+    answered = {row: Answered() for row in args.rows}
     with (
-        tempfile.TemporaryDirectory(prefix="penstock-bench-") as name,
-        PoolServer("valkey", Path(name)) as valkey,
-        Interruption() as interruption,
-        Processes(interruption) as processes,
+        serving.place() as place,
+        PoolServer("valkey", place.folder) as valkey,
+        Segment("bench-turns") as segment,
     ):
-        try:
-            rows = start(processes, Path(name), args.rows, valkey.unix_url, valkey.tcp_url, segment)
-            # Round 0 has each server use its memory and code once.
-            for number in range(args.rounds + 1):
-                turn = number % len(rows)
-                for row in [*rows[turn:], *rows[:turn]]:
-                    time.sleep(REST_SECONDS)
-                    row.run(number, args.sessions, args.turns, args.clients)
-                if number == 0:
-                    rows = [Row(row.name, row.engine) for row in rows]
-                progress(f"round {number} of {args.rounds}")
-        finally:
-            Path(f"/dev/shm/penstock-{segment}").unlink(missing_ok=True)
-    base = next((row for row in rows if row.name == BASELINE), rows[0])
-    result: dict[str, Any] = {
-        row.name: {
-            "first_token_p50": statistics.median(row.first_token),
-            "first_token_p99": percentile(row.first_token, 0.99),
-            "to_baseline": median_ratio(row.first_token, base.first_token),
-            "seconds_of_a_round": statistics.median(row.rounds),
-            "rounds_to_baseline": median_ratio(row.rounds, base.rounds),
-            "cached_share": row.cached / row.asked,
-            "outputs_equal": sum(a == b for a, b in zip(row.outputs, base.outputs, strict=True)),
-            "outputs": len(row.outputs),
-            "first_token": row.first_token,
-            "rounds": row.rounds,
+        engines = start(place, args.rows, valkey, segment.url(HOST_BYTES))
+        for number, row in turns(args.rows, args.rounds):
+            progress(f"round {number + 1} of {args.rounds}: {row}")
+            time.sleep(REST_SECONDS)
+            of = answered[row] if number >= 0 else Answered()
+            began = time.perf_counter()
+            of.lead(engines[row], number, args)
+            times.add(number, row, ROUND, time.perf_counter() - began)
+    base = BASELINE if BASELINE in args.rows else args.rows[0]
+    result: dict[str, Any] = {}
+    for row, of in answered.items():
+        equal = zip(of.outputs, answered[base].outputs, strict=True)
+        result[row] = {
+            "first_token_p50": statistics.median(of.first_token),
+            "first_token_p99": percentile(of.first_token, 0.99),
+            "to_baseline": report.median_ratio(of.first_token, answered[base].first_token),
+            "seconds_of_a_round": times.median(row, ROUND),
+            "rounds_to_baseline": times.ratio(row, base, ROUND),
+            "cached_share": of.cached / of.asked,
+            "outputs_equal": sum(own == other for own, other in equal),
+            "outputs": len(of.outputs),
+            "first_token": of.first_token,
+            "rounds": times.each(row, ROUND),
         }
-        for row in rows
-    }
-    heads = ["later turns", "cached", "first token p50, ms", "p99", "to host memory"]
-    heads += ["a round, s", "to host memory", "equal outputs"]
-    lines = [
-        [
-            name,
-            f"{found['cached_share']:.0%}",
-            f"{found['first_token_p50'] * 1e3:,.0f}",
-            f"{found['first_token_p99'] * 1e3:,.0f}",
-            f"{found['to_baseline']:.2f}",
-            f"{found['seconds_of_a_round']:,.1f}",
-            f"{found['rounds_to_baseline']:.2f}",
-            f"{found['outputs_equal']} of {found['outputs']}",
-        ]
-        for name, found in result.items()
-    ]
-    report.finish(args, report.table(heads, lines), result)
+    lines = [{"row": row} | found for row, found in result.items()]
+    report.finish(args, report.listing(lines, COLUMNS), result)
 
 
 if __name__ == "__main__":

@@ -204,8 +204,8 @@ def compare(cell: Cell, reference: Reference) -> dict[str, Any]:
                     "own_logprobs": own.logprobs,
                 }
             )
-    wanted = ("hits", "hits_differ", "rejected", "rejected_differ", "computed", "computed_differ")
-    wanted += ("unanswered",)
+    kinds = ("hits", "rejected", "computed")
+    wanted = [*(name for kind in kinds for name in (kind, f"{kind}_differ")), "unanswered"]
     return {
         **{name: counts[name] for name in wanted},
         **{name: count for name, count in sorted(counts.items()) if name not in wanted},

@@ -3,7 +3,6 @@ or that for CUDA devices."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,7 +13,7 @@ from lab.engines.node import new_process
 from lab.models import attention, drafts
 from lab.models.drafts import Drafted
 from lab.models.hybrids import HYBRIDS
-from lab.models.saved import VOCABULARY
+from lab.models.prompts import tokens
 
 ROOT_BLOCKS = 4
 """Whole blocks of a stored prompt."""
@@ -69,11 +68,9 @@ class Family:
 
     def tokens(self, count: int, seed: str) -> list[int]:
         """So many tokens of a prompt, the same for the same seed."""
-        rng = random.Random(seed)
-        drawn = [rng.randrange(3, VOCABULARY) for _ in range(count)]
         if self.repeats:
-            drawn = (drawn[:PHRASE] * (count // PHRASE + 1))[:count]
-        return drawn
+            return (tokens(PHRASE, seed) * (count // PHRASE + 1))[:count]
+        return tokens(count, seed)
 
 
 def _hybrid(name: str, root_bytes: int, few_blocks: int = 20) -> Family:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from benches.rows import groups
 from benches.trained.conditions import Condition, Request
 from benches.trained.questions import Question, encode
 from lab.engines.node import Answer
@@ -99,7 +100,7 @@ def evaluate(
     )
 
 
-def batches(pairs: Sequence[tuple[str, str]], together: int) -> Iterator[list[tuple[str, str]]]:
+def batches(pairs: Sequence[tuple[str, str]], together: int) -> Iterator[Sequence[tuple[str, str]]]:
     """All pairs of passage and continuation, so many at a time, no passage twice at a time."""
     rounds: dict[int, list[tuple[str, str]]] = {}
     met: Counter[str] = Counter()
@@ -107,8 +108,7 @@ def batches(pairs: Sequence[tuple[str, str]], together: int) -> Iterator[list[tu
         rounds.setdefault(met[pair[0]], []).append(pair)
         met[pair[0]] += 1
     for each in rounds.values():
-        for begin in range(0, len(each), together):
-            yield each[begin : begin + together]
+        yield from groups(each, together)
 
 
 def _request(tokenizer: Any, passage: str, continuation: str) -> Request:

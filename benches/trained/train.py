@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import hashlib
 import itertools
 import json
 import math
@@ -26,40 +25,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from benches.trained import text
+from benches.trained.recipe import KINDS, Recipe, model_of, stream, tokenizer_of
 from benches.trained.text import Text
 
 FOLDER = Path(__file__).parents[2] / "target" / "trained"
-END = "<|end|>"
-"""Between documents."""
-KINDS = ("llama", "lfm2")
 VALIDATION_TOKENS = 16_384
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """All that decides what a model learns, but for the text and the versions of the libraries."""
-
-    kind: str
-    vocabulary: int = 2048
-    hidden: int = 256
-    context: int = 512
-    """Tokens of a sample: the longest prompt that the model is good at."""
-    batch: int = 4
-    """Samples of a step."""
-    steps: int = 400
-    matrix_rate: float = 0.02
-    """Learning rate of matrices, which Muon trains."""
-    other_rate: float = 4e-3
-    """Learning rate of all else, which AdamW trains."""
-    warm_up: int = 20
-    cool_down: float = 0.6
-    """Share of the steps over which the rate falls to nothing, at the end."""
-    seed: int = 1
-
-    def digest(self, source: Text) -> str:
-        """Names what comes of the recipe with this text."""
-        whole = json.dumps([dataclasses.asdict(self), source.digest])
-        return hashlib.sha256(whole.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -68,76 +38,6 @@ class Trained:
 
     folder: Path
     facts: dict[str, Any]
-
-
-def model_of(recipe: Recipe) -> Any:
-    """The model before it has learnt anything."""
-    import torch
-    from transformers import Lfm2Config, Lfm2ForCausalLM, LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(recipe.seed)
-    common: dict[str, Any] = {
-        "vocab_size": recipe.vocabulary,
-        "hidden_size": recipe.hidden,
-        "intermediate_size": 2 * recipe.hidden,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 2048,
-        "bos_token_id": 0,
-        "eos_token_id": 0,
-        "pad_token_id": 0,
-    }
-    if recipe.kind == "llama":
-        return LlamaForCausalLM(
-            LlamaConfig(**common | {"num_hidden_layers": 4, "tie_word_embeddings": True})
-        )
-    types = ["conv", "conv", "full_attention", "conv", "full_attention"]
-    return Lfm2ForCausalLM(
-        Lfm2Config(
-            **common
-            | {
-                "num_hidden_layers": len(types),
-                "layer_types": types,
-                "block_auto_adjust_ff_dim": False,
-                "tie_embedding": True,
-                # Read by vLLM alone.
-                "conv_dim": recipe.hidden,
-                "conv_dim_out": recipe.hidden,
-                "block_dim": recipe.hidden,
-                "block_ff_dim": 2 * recipe.hidden,
-                "block_norm_eps": 1e-5,
-            }
-        )
-    )
-
-
-def tokenizer_of(recipe: Recipe, documents: Sequence[str]) -> Any:
-    """A byte-level BPE with words for what is learnt."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=recipe.vocabulary,
-        special_tokens=[END],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(documents, trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token=END, eos_token=END, pad_token=END
-    )
-
-
-def stream(tokenizer: Any, documents: Sequence[str]) -> list[int]:
-    """All documents behind each other."""
-    end = tokenizer.convert_tokens_to_ids(END)
-    tokens: list[int] = []
-    for document in documents:
-        tokens += [end, *tokenizer.encode(document, add_special_tokens=False)]
-    return tokens
 
 
 def bigram_loss(learnt: Sequence[int], held_out: Sequence[int], vocabulary: int) -> float:

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lab.demo.engine import Counters
 from lab.demo.replay import Comparison, Situation
-
-
-@dataclass(frozen=True)
-class Latency:
-    """Times to the first token, in seconds."""
-
-    p50: float
-    p99: float
-
-    @classmethod
-    def of(cls, seconds: Sequence[float]) -> Latency:
-        return cls(percentile(seconds, 0.50), percentile(seconds, 0.99))
+from lab.latency import Latency
 
 
 @dataclass(frozen=True)
@@ -160,9 +148,3 @@ def summarise(
     return Figures(
         workload, tuple(cuts), pool, environment, tuple(rows), tuple(comparisons), moved, hits
     )
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` of all values do not exceed."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]

@@ -11,12 +11,13 @@ from rich.console import Console
 from rich.table import Table
 
 from lab.demo import report, workload
-from lab.demo.figures import Figures, Latency
+from lab.demo.figures import Figures
 from lab.demo.forecast import requests_text
 from lab.demo.measure import measure
 from lab.demo.pd import figures as pd
 from lab.demo.pd import measure as pd_measure
 from lab.demo.pd import report as pd_report
+from lab.latency import Latency
 from lab.processes import Interrupted
 from penstock.cli import words
 from penstock.cli.main import Parser, status_of

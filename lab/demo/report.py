@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from lab.demo.figures import Figures, Latency, Row
+from lab.demo.figures import Figures, Row
 from lab.demo.page import facts, failures, keys, ms, page, tile
 from lab.demo.replay import Comparison, Situation
+from lab.latency import Latency
 from penstock.chart import Bar, Column, Dot, dots, grouped_bars, stacked_columns
 
 _WITHOUT = "without Penstock"

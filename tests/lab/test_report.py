@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from lab.demo.engine import Counters
-from lab.demo.figures import Figures, percentile, summarise
+from lab.demo.figures import Figures, summarise
 from lab.demo.program import show
 from lab.demo.replay import Comparison, Exchange, Situation
 from lab.demo.report import render
+from lab.latency import percentile
 from penstock import chart
 from penstock.completions import Answer
 from tests.pictures import faults

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from lab.demo.engine import Counters
-from lab.demo.figures import Latency, percentile
 from lab.demo.pd.load import Timed
 from lab.demo.replay import BLOCK_TOKENS
+from lab.latency import Latency, percentile
 
 
 @dataclass(frozen=True)

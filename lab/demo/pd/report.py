@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from lab.demo.figures import Latency
 from lab.demo.page import facts, failures, keys, ms, page, tile
 from lab.demo.pd.figures import Figures, Row
 from lab.demo.pd.load import Timed
+from lab.latency import Latency
 from penstock.chart import Bar, grouped_bars, scatter
 
 _PAUSE = 0.25

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benches import report
-from benches.host_copy import Shape, describe
+from benches.layouts import Shape, describe
 from benches.report import MIB, median_ratio, progress, size_name
 from penstock._native import Blocks, Buffer, Completion, Engine, Event, Outcome, Store
 from penstock.pool.namespace import namespace_digest

@@ -75,8 +75,7 @@ def main() -> None:
         writer, whole = carry(*row, args.mib * MIB)
         times.add(number, ", ".join(row), "writer_cpu", writer)
         times.add(number, ", ".join(row), "until_it_came", whole)
-        if row == ROWS[number % len(ROWS)]:
-            progress(f"pass {number + 1} of {args.passes}")
+        progress(f"pass {number + 1} of {args.passes}: {', '.join(row)}")
     result: dict[str, Any] = {"mib": args.mib}
     lines = []
     for row in map(", ".join, ROWS):

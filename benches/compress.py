@@ -14,13 +14,14 @@ import math
 import random
 import statistics
 import struct
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from benches import report
 from benches.report import size_name
+from benches.rows import Times, processor_time, turns
 from penstock._native import Buffer, Coder, parse_size
 
 _PASS_BYTES = 32 << 20
@@ -114,32 +115,25 @@ def measure(element: str, payload: bytes, size: int, passes: int, *, baseline: b
         coded.append((value, bytes(code[:used])))
     target = Buffer(back, writable=True)
     whole = [(value, kept) for value, kept in coded if len(value) == size]
-
-    def encode() -> None:
-        for value, _ in whole:
-            coder.encode(value, code)
-
-    def decode() -> None:
-        for _, kept in whole:
-            coder.decode(kept, back)
-
-    def copy() -> None:
-        for value, _ in whole:
-            ctypes.memmove(target.address, value, size)
-
     nbytes = len(whole) * size
     rounds = -(-_PASS_BYTES // nbytes) if nbytes else 0
-    seconds: dict[Callable[[], None], list[float]] = {encode: [], decode: [], copy: []}
-    for _ in range(passes if nbytes else 0):
-        for work, taken in seconds.items():
-            # What other programs take of the core does not count.
-            start = time.thread_time()
-            for _ in range(rounds):
-                work()
-            taken.append(time.thread_time() - start)
+    works: dict[str, Callable[[bytes, bytes], object]] = {
+        "encode": lambda value, _: coder.encode(value, code),
+        "decode": lambda _, kept: coder.decode(kept, back),
+        "memcpy": lambda value, _: ctypes.memmove(target.address, value, size),
+    }
 
-    def rate(work: Callable[[], None]) -> float:
-        taken = seconds[work]
+    def do(work: Callable[[bytes, bytes], object]) -> None:
+        for value, kept in whole * rounds:
+            work(value, kept)
+
+    times = Times()
+    for number, what in turns(list(works), passes if nbytes else 0, warm_up=0):
+        times.run(number, what, what, partial(do, works[what]))
+
+    def rate(what: str) -> float:
+        # What other programs take of the core does not count.
+        taken = times.each(what, processor_time(what))
         return nbytes * rounds / statistics.median(taken) / 1e9 if taken else 0.0
 
     return Row(
@@ -149,9 +143,9 @@ def measure(element: str, payload: bytes, size: int, passes: int, *, baseline: b
         ratio=len(payload) / coded_bytes,
         coded_values=len(coded),
         values=len(values),
-        encode_gb_s=rate(encode),
-        decode_gb_s=rate(decode),
-        memcpy_gb_s=rate(copy),
+        encode_gb_s=rate("encode"),
+        decode_gb_s=rate("decode"),
+        memcpy_gb_s=rate("memcpy"),
     )
 
 
@@ -159,14 +153,8 @@ def table(source: str, size: int, rows: list[Row]) -> str:
     """A row for each element type."""
     head = ["element", "instructions", "ratio", "encode GB/s", "decode GB/s", "memcpy GB/s"]
     lines = [
-        [
-            row.element,
-            row.instructions,
-            f"{row.ratio:.3f}",
-            f"{row.encode_gb_s:.1f}",
-            f"{row.decode_gb_s:.1f}",
-            f"{row.memcpy_gb_s:.1f}",
-        ]
+        [row.element, row.instructions, f"{row.ratio:.3f}"]
+        + [f"{rate:.1f}" for rate in (row.encode_gb_s, row.decode_gb_s, row.memcpy_gb_s)]
         for row in rows
     ]
     shown = f"KV: {source}; values of {size_name(size)}; one thread\n\n{report.table(head, lines)}"

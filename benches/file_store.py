@@ -10,38 +10,18 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import subprocess
 import tempfile
-from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from benches import report
-from benches.clients import Payload, timed
-from benches.pool_clients import TIMEOUT, Values, penstock_key
-from benches.report import MIB, progress, size_name
+from benches import report, stores
+from benches.pool_clients import TIMEOUT, Penstock, penstock_key
+from benches.stores import Payload, Values, Way
 
 
-class Way(ABC):
-    """A way to put values somewhere and to get them back."""
-
-    name: str
-
-    @abstractmethod
-    def put(self, values: Values) -> None:
-        """Puts all values."""
-
-    @abstractmethod
-    def get(self, values: Values) -> None:
-        """Gets all values into their buffers."""
-
-    @abstractmethod
-    def clear(self) -> None:
-        """Removes all values."""
-
-
-class Plain(Way):
+class Plain(Way[Values]):
     """One file for each value."""
 
     name = "plain files"
@@ -68,50 +48,30 @@ class Plain(Way):
             finally:
                 os.close(descriptor)
 
-    def clear(self) -> None:
-        for file in self._folder.iterdir():
-            file.unlink()
+    def end(self, values: Values) -> None:
+        for name, _ in values:
+            (self._folder / name).unlink()
 
 
-class FileStore(Way):
+class FileStore(Penstock):
     """Penstock's file store, one call for all values."""
 
     name = "file store"
 
-    def __init__(self, folder: Path) -> None:
-        from penstock._native import Store
+    def __init__(self, folder: Path, payload: Payload) -> None:
+        super().__init__(f"file://{folder}?size=4GiB", batch_bytes=payload.bytes)
 
-        self._store = Store.open(f"file://{folder}?size=4GiB")
-        self._keys: dict[str, bytes] = {}
-
-    def put(self, values: Values) -> None:
-        for outcome in self._store.put_many(self._items(values), timeout=TIMEOUT):
-            if outcome is not True:
-                raise OSError(f"not stored: {outcome}")
-
-    def get(self, values: Values) -> None:
-        for (_, buffer), outcome in zip(
-            values, self._store.get_many(self._items(values), timeout=TIMEOUT), strict=True
-        ):
-            if outcome != len(buffer):
-                raise OSError(f"not found: {outcome}")
-
-    def clear(self) -> None:
-        self._store.remove(list(self._keys.values()), timeout=TIMEOUT)
-
-    def _items(self, values: Values) -> list[tuple[bytes, memoryview]]:
-        for name, _ in values:
-            self._keys.setdefault(name, penstock_key(name))
-        return [(self._keys[name], buffer) for name, buffer in values]
+    def end(self, values: Values) -> None:
+        self._store.remove([penstock_key(name) for name, _ in values], timeout=TIMEOUT)
 
 
-class Memory(Way):
+class Memory(Way[Values]):
     """memcpy: no store can be faster."""
 
     name = "memcpy"
 
-    def __init__(self, total: int) -> None:
-        self._copy = memoryview(bytearray(total))
+    def __init__(self, payload: Payload) -> None:
+        self._copy = memoryview(bytearray(payload.bytes))
         self._ends: dict[str, tuple[int, int]] = {}
 
     def put(self, values: Values) -> None:
@@ -127,9 +87,6 @@ class Memory(Way):
             start, end = self._ends[name]
             buffer[:] = self._copy[start:end]
 
-    def clear(self) -> None:
-        self._ends.clear()
-
 
 def _write(descriptor: int, buffer: memoryview) -> None:
     done = 0
@@ -144,57 +101,6 @@ def _read(descriptor: int, buffer: memoryview) -> None:
         if moved == 0:
             raise EOFError("the file is shorter than its value")
         done += moved
-
-
-def measure(folder: Path, size: int, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """All ways take turns in every pass. Each pass begins with another one; one is warm-up."""
-    payload = Payload(args.total_mib * MIB, size)
-    ways: list[Way] = [
-        Plain(folder / f"plain-{size}"),
-        FileStore(folder / f"store-{size}"),
-        Memory(payload.bytes),
-    ]
-    seconds: dict[tuple[str, str], list[float]] = {}
-    for number in range(args.passes + 1):
-        for step in range(len(ways)):
-            way = ways[(number + step) % len(ways)]
-            put, _ = timed(way.put, payload.source("value"))
-            get, _ = timed(way.get, payload.target("value"))
-            payload.verify(way.name)
-            way.clear()
-            if number:
-                seconds.setdefault((way.name, "put"), []).append(put)
-                seconds.setdefault((way.name, "get"), []).append(get)
-    return [
-        {
-            "size": size,
-            "way": way.name,
-            "operation": operation,
-            "mib_per_second": payload.bytes / MIB / statistics.median(seconds[way.name, operation]),
-            "time_to_plain": report.median_ratio(
-                seconds[way.name, operation], seconds[Plain.name, operation]
-            ),
-        }
-        for way in ways
-        for operation in ("put", "get")
-    ]
-
-
-def tables(rows: list[dict[str, Any]], sizes: list[int]) -> str:
-    """MiB/s of each way, and its time relative to plain files."""
-    lines = []
-    for way in dict.fromkeys(row["way"] for row in rows):
-        for operation in ("put", "get"):
-            cells = [f"{way}, {operation}"]
-            for size in sizes:
-                row = next(
-                    r
-                    for r in rows
-                    if (r["way"], r["operation"], r["size"]) == (way, operation, size)
-                )
-                cells.append(f"{row['mib_per_second']:.0f} ({row['time_to_plain']:.2f})")
-            lines.append(cells)
-    return report.table(["MiB/s (time to plain files)", *map(size_name, sizes)], lines)
 
 
 def filesystem(folder: Path) -> str:
@@ -217,13 +123,20 @@ def main() -> None:
         "--folder", type=Path, help="where the files go (default: temporary files')"
     )
     args = report.begin(parser)
-    result: dict[str, Any] = {"rows": []}
-    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-        result["filesystem"] = filesystem(Path(folder))
-        for size in args.sizes:
-            progress(f"{size_name(size)}: {args.passes} passes")
-            result["rows"] += measure(Path(folder), size, args)
-    report.finish(args, tables(result["rows"], args.sizes), result)
+    with tempfile.TemporaryDirectory(dir=args.folder) as name:
+        folder = Path(name)
+
+        @contextmanager
+        def ways(payload: Payload) -> Iterator[Sequence[Way[Values]]]:
+            yield [
+                Plain(folder / f"plain-{payload.size}"),
+                FileStore(folder / f"store-{payload.size}", payload),
+                Memory(payload),
+            ]
+
+        rows = stores.by_size(args, Plain.name, ways)
+        found = {"filesystem": filesystem(folder), "rows": rows}
+    report.finish(args, stores.table("put / get, MiB/s (time to plain files)", rows), found)
 
 
 if __name__ == "__main__":

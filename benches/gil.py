@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import os
 import resource
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -20,8 +19,10 @@ from typing import NamedTuple
 
 from benches import report
 from benches.mover import Mover, OtherProcess, seconds_queued
-from benches.report import GIB, median_ratio
+from benches.report import GIB
+from benches.rows import Times, turns
 
+ALONE, BESIDE, OTHER = "alone", "beside the engine", "beside another process"
 _STEPS = range(250)
 """Steps of the loop between two looks at the clock. All integers in it are small ones that CPython
 keeps. A loop that makes new integers depends on how full the interpreter's memory is, and so on
@@ -72,32 +73,30 @@ def run(args: argparse.Namespace) -> tuple[str, Found]:
 
 
 def _measure(mover: Mover, other: OtherProcess, args: argparse.Namespace) -> Found:
-    alone: list[_Pass] = []
-    beside: dict[Mover | OtherProcess, list[_Pass]] = {mover: [], other: []}
-    rates: dict[Mover | OtherProcess, list[float]] = {mover: [], other: []}
-    for number in range(args.passes + 1):
-        without = _count(args.seconds, None)
-        # The first pass is not counted: it connects and maps memory.
-        if number:
-            alone.append(without)
-        for one in (mover, other) if number % 2 else (other, mover):
-            one.go()
-            counted = _count(args.seconds, one.step if isinstance(one, Mover) else None)
-            rate = one.rest()
-            if number:
-                beside[one].append(counted)
-                rates[one].append(rate / GIB)
+    rows: dict[str, Mover | OtherProcess | None] = {ALONE: None, BESIDE: mover, OTHER: other}
+    # What is noted is a rate, not seconds.
+    rates = Times()
+    # The first pass is not counted: it connects and maps memory.
+    for number, row in turns(list(rows), args.passes):
+        moves = rows[row]
+        if moves is not None:
+            moves.go()
+        counted = _count(args.seconds, moves.step if isinstance(moves, Mover) else None)
+        rates.add(number, row, "steps", counted.steps)
+        rates.add(number, row, "waits", counted.waits)
+        if moves is not None:
+            rates.add(number, row, "moved", moves.rest() / GIB)
     return Found(
-        steps_per_second_alone=_steps(alone),
-        steps_per_second_beside=_steps(beside[mover]),
-        steps_per_second_other_process=_steps(beside[other]),
-        kept=_kept(beside[mover], alone),
-        kept_other_process=_kept(beside[other], alone),
-        kept_to_other_process=_kept(beside[mover], beside[other]),
-        waits_per_second_alone=_waits(alone),
-        waits_per_second_beside=_waits(beside[mover]),
-        moved_gib_per_second=statistics.median(rates[mover]),
-        moved_other_process_gib_per_second=statistics.median(rates[other]),
+        steps_per_second_alone=rates.median(ALONE, "steps"),
+        steps_per_second_beside=rates.median(BESIDE, "steps"),
+        steps_per_second_other_process=rates.median(OTHER, "steps"),
+        kept=rates.ratio(BESIDE, ALONE, "steps"),
+        kept_other_process=rates.ratio(OTHER, ALONE, "steps"),
+        kept_to_other_process=rates.ratio(BESIDE, OTHER, "steps"),
+        waits_per_second_alone=rates.median(ALONE, "waits"),
+        waits_per_second_beside=rates.median(BESIDE, "waits"),
+        moved_gib_per_second=rates.median(BESIDE, "moved"),
+        moved_other_process_gib_per_second=rates.median(OTHER, "moved"),
     )
 
 
@@ -106,19 +105,6 @@ class _Pass(NamedTuple):
 
     steps: float
     waits: float
-
-
-def _steps(passes: list[_Pass]) -> float:
-    return statistics.median(one.steps for one in passes)
-
-
-def _waits(passes: list[_Pass]) -> float:
-    return statistics.median(one.waits for one in passes)
-
-
-def _kept(these: list[_Pass], those: list[_Pass]) -> float:
-    """Median of the passes' ratios."""
-    return median_ratio([one.steps for one in these], [one.steps for one in those])
 
 
 def _count(seconds: float, step: Callable[[], float] | None) -> _Pass:
@@ -151,25 +137,29 @@ def _switches() -> int:
 
 def table(url: str, found: Found, passes: int) -> str:
     """A row for each kind of pass."""
-    head = ["loop", "steps/s", "kept", "waits/s", "moved meanwhile"]
-    steps = found.steps_per_second_alone, found.steps_per_second_beside
-    millions = [f"{each / 1e6:.1f} M" for each in (*steps, found.steps_per_second_other_process)]
-    alone = f"{found.waits_per_second_alone:.1f}"
-    beside = f"{found.waits_per_second_beside:.1f}"
-    moved = f"{found.moved_gib_per_second:.2f} GiB/s"
-    moved_by_other = f"{found.moved_other_process_gib_per_second:.2f} GiB/s"
+
+    def line(row: str, steps: float, kept: str, waits: str, moved: str) -> list[str]:
+        return [row, f"{steps / 1e6:.1f} M", kept, waits, moved]
+
     lines = [
-        ["alone", millions[0], "", alone, ""],
-        ["beside the engine", millions[1], f"{found.kept:.3f}", beside, moved],
-        [
-            "beside another process",
-            millions[2],
+        line(ALONE, found.steps_per_second_alone, "", f"{found.waits_per_second_alone:.1f}", ""),
+        line(
+            BESIDE,
+            found.steps_per_second_beside,
+            f"{found.kept:.3f}",
+            f"{found.waits_per_second_beside:.1f}",
+            f"{found.moved_gib_per_second:.2f} GiB/s",
+        ),
+        line(
+            OTHER,
+            found.steps_per_second_other_process,
             f"{found.kept_other_process:.3f}",
             "",
-            moved_by_other,
-        ],
+            f"{found.moved_other_process_gib_per_second:.2f} GiB/s",
+        ),
     ]
-    ratio = f"beside the engine, to beside another process: {found.kept_to_other_process:.3f}"
+    head = ["loop", "steps/s", "kept", "waits/s", "moved meanwhile"]
+    ratio = f"{BESIDE}, to {OTHER}: {found.kept_to_other_process:.3f}"
     return f"{url}, passes: {passes}\n\n{report.table(head, lines)}\n\n{ratio}"
 
 

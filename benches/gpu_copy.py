@@ -12,17 +12,17 @@ from __future__ import annotations
 
 import argparse
 import random
-import statistics
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from benches import report
-from penstock._native import Descriptor, TensorView
+from benches.layouts import Shape, describe
+from benches.rows import Times, turns
 from penstock.cli import cuda_copies
 from penstock.layout.negotiate import LAYOUTS
 
@@ -31,32 +31,15 @@ LEAST_CALL = 32 << 20
 """Bytes of one timed call, at least."""
 CHECKED_BLOCKS = 9
 
-
-@dataclass(frozen=True)
-class Shape:
-    """Sizes of a KV cache. `content_bytes` is the size of one token's key and value in one head."""
-
-    layers: int
-    heads: int
-    tokens: int
-    content_bytes: int
-    blocks: int = CHECKED_BLOCKS
-
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of a block in all layers."""
-        return self.layers * self.heads * self.tokens * self.content_bytes
-
-
 SHAPES = {
     # 8 KV heads of 128, bf16, K and V; blocks of 16 tokens.
-    "llama-8b": Shape(layers=32, heads=8, tokens=16, content_bytes=2 * 128 * 2),
+    "llama-8b": Shape(32, 8, 16, 2 * 128 * 2, CHECKED_BLOCKS),
     # The same on one of eight tensor-parallel ranks.
-    "llama-8b-tp8": Shape(layers=32, heads=1, tokens=16, content_bytes=2 * 128 * 2),
+    "llama-8b-tp8": Shape(32, 1, 16, 2 * 128 * 2, CHECKED_BLOCKS),
     # One latent of 512 + 64, bf16; blocks of 64 tokens.
-    "deepseek-v3": Shape(layers=61, heads=1, tokens=64, content_bytes=576 * 2),
+    "deepseek-v3": Shape(61, 1, 64, 576 * 2, CHECKED_BLOCKS),
     # Not multiples of 16 bytes, so the kernel copies byte by byte. Checked, but not timed.
-    "odd": Shape(layers=3, heads=3, tokens=5, content_bytes=37),
+    "odd": Shape(layers=3, heads=3, tokens=5, content_bytes=37, blocks=CHECKED_BLOCKS),
 }
 
 
@@ -64,33 +47,13 @@ class Cache:
     """A KV cache on the device, in one layout."""
 
     def __init__(self, layout: str, shape: Shape) -> None:
-        sizes = {
-            "L": shape.layers,
-            "B": shape.blocks,
-            "H": shape.heads,
-            "N": shape.tokens,
-            "C": shape.content_bytes,
-        }
+        self.shape = shape
         self.memory = torch.empty(
-            [sizes[axis] for axis in layout], dtype=torch.uint8, device=f"cuda:{DEVICE}"
+            [shape.axes[axis] for axis in layout], dtype=torch.uint8, device=f"cuda:{DEVICE}"
         )
         self.memory.random_(0, 256)
         self.logical = self.memory.permute([layout.index(axis) for axis in "LBHNC"])
-        storage = self.memory.untyped_storage()
-        self.descriptor = Descriptor.detect(
-            [
-                TensorView(
-                    layer,
-                    address=view.data_ptr(),
-                    shape=tuple(view.shape),
-                    strides=tuple(view.stride()),
-                    itemsize=1,
-                    storage_address=storage.data_ptr(),
-                    storage_bytes=storage.nbytes(),
-                )
-                for layer, view in enumerate(self.logical)
-            ]
-        )
+        self.descriptor = describe(shape, layout, self.memory.data_ptr())
         # The copies below run on streams of their own.
         torch.cuda.synchronize()
 
@@ -109,7 +72,7 @@ def check(layout: str, shape: Shape) -> int:
     cache = Cache(layout, shape)
     rng = random.Random(layout)
     compared = 0
-    whole = (0, shape.layers, 0, shape.heads)
+    whole = shape.whole
     half = (shape.layers // 2, shape.layers, shape.heads // 2, shape.heads)
     for pinned in (True, False):
         for span in (whole, half, (0, 1, 0, 1)):
@@ -136,111 +99,85 @@ def sweep() -> dict[str, Any]:
     return {name: asdict(found) for name, found in cuda_copies.measure(DEVICE).items()}
 
 
-def seconds(work: Callable[[], None]) -> float:
-    """Seconds that the work takes, with all of the device's work."""
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    work()
-    torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
 class Contestants:
     """Ways to copy the same bytes of one cache, `per_call` blocks at a time, in both directions."""
 
-    def __init__(self, cache: Cache, shape: Shape, per_call: int) -> None:
-        self._descriptor = cache.descriptor
-        self._whole = (0, shape.layers, 0, shape.heads)
+    def __init__(self, cache: Cache, per_call: int) -> None:
+        shape, descriptor = cache.shape, cache.descriptor
+        self._whole = shape.whole
         self._size = per_call * shape.block_bytes
         self._flat = cache.memory.view(-1)
         self._payload = torch.empty(self._size, dtype=torch.uint8, pin_memory=True)
         order = random.Random(1).sample(range(shape.blocks), shape.blocks)
         self.calls = [order[i : i + per_call] for i in range(0, shape.blocks, per_call)]
-        self.pieces = len(self._descriptor.segments(0, self._whole))
+        self.pieces = len(descriptor.segments(0, shape.whole))
         # The pieces of the first call, one copy each. Cut beforehand, so only copies are timed.
         runs = [
             (offset, length)
             for block in self.calls[0]
-            for _, offset, length in self._descriptor.segments(block, self._whole)
+            for _, offset, length in descriptor.segments(block, shape.whole)
         ]
         self._device = [self._flat[offset : offset + length] for offset, length in runs]
         self._host = list(self._payload.split([length for _, length in runs]))
+        self.works: dict[str, Callable[[], None]] = {
+            "gather": partial(self._penstock, descriptor.gather),
+            "scatter": partial(self._penstock, descriptor.scatter),
+            "contiguous_out": partial(self._contiguous, out=True),
+            "contiguous_back": partial(self._contiguous, out=False),
+            "pieces_out": partial(self._pieces, self._device, self._host),
+            "pieces_back": partial(self._pieces, self._host, self._device),
+        }
 
-    def gather(self) -> None:
-        """All blocks to the host, by Penstock."""
+    def time(self, passes: int) -> Times:
+        """Seconds that all take, with all of the device's work."""
+
+        def synchronized(work: Callable[[], None]) -> None:
+            work()
+            torch.cuda.synchronize()
+
+        times = Times()
+        for number, name in turns(list(self.works), passes):
+            torch.cuda.synchronize()
+            times.run(number, name, "copy", partial(synchronized, self.works[name]))
+        return times
+
+    def _penstock(self, copy: Callable[..., object]) -> None:
+        """All blocks, by Penstock."""
         for blocks in self.calls:
-            self._descriptor.gather(blocks, self._whole, self._payload, cuda_device=DEVICE)
+            copy(blocks, self._whole, self._payload, cuda_device=DEVICE)
 
-    def scatter(self) -> None:
-        """All blocks back to the device, by Penstock."""
-        for blocks in self.calls:
-            self._descriptor.scatter(blocks, self._whole, self._payload, cuda_device=DEVICE)
-
-    def contiguous_out(self) -> None:
-        """As many bytes to the host: one contiguous copy for each call, each waited for."""
+    def _contiguous(self, out: bool) -> None:
+        """As many bytes: one contiguous copy for each call, each waited for."""
         for i in range(len(self.calls)):
             piece = self._flat[i * self._size : (i + 1) * self._size]
-            self._payload.copy_(piece, non_blocking=True)
+            source, target = (piece, self._payload) if out else (self._payload, piece)
+            target.copy_(source, non_blocking=True)
             torch.cuda.current_stream().synchronize()
 
-    def contiguous_back(self) -> None:
-        """As many bytes back to the device, likewise."""
-        for i in range(len(self.calls)):
-            piece = self._flat[i * self._size : (i + 1) * self._size]
-            piece.copy_(self._payload, non_blocking=True)
-            torch.cuda.current_stream().synchronize()
-
-    def pieces_out(self) -> None:
-        """The blocks of the first call to the host, one cudaMemcpyAsync for each piece."""
-        for host, device in zip(self._host, self._device, strict=True):
-            host.copy_(device, non_blocking=True)
-
-    def pieces_back(self) -> None:
-        """The blocks of the first call back to the device, likewise."""
-        for host, device in zip(self._host, self._device, strict=True):
-            device.copy_(host, non_blocking=True)
+    def _pieces(self, sources: list[torch.Tensor], targets: list[torch.Tensor]) -> None:
+        """The blocks of the first call, one cudaMemcpyAsync for each piece."""
+        for source, target in zip(sources, targets, strict=True):
+            target.copy_(source, non_blocking=True)
 
 
 def measure(layout: str, shape: Shape, total: int, passes: int, per_call: int) -> dict[str, Any]:
     """Figures of one layout. Ratios are medians of the ratios pass by pass."""
-    blocks = max(1, total // shape.block_bytes // per_call) * per_call
-    contestants = Contestants(
-        Cache(layout, replace(shape, blocks=blocks)), replace(shape, blocks=blocks), per_call
-    )
-    names = (
-        "gather",
-        "scatter",
-        "contiguous_out",
-        "contiguous_back",
-        "pieces_out",
-        "pieces_back",
-    )
-    found: dict[str, list[float]] = {name: [] for name in names}
-    for number in range(passes + 1):
-        for name in names:
-            taken = seconds(getattr(contestants, name))
-            # The first pass only warms up.
-            if number:
-                found[name].append(taken)
-    nbytes = blocks * shape.block_bytes
-
-    def faster(name: str, than: str, share: float = 1.0) -> float:
-        """How many times as fast as the other, which copies only `share` of the bytes of a pass."""
-        pairs = zip(found[than], found[name], strict=True)
-        return statistics.median(theirs / (ours * share) for theirs, ours in pairs)
-
-    share = 1 / len(contestants.calls)
-    return {
+    shape = replace(shape, blocks=max(1, total // shape.block_bytes // per_call) * per_call)
+    contestants = Contestants(Cache(layout, shape), per_call)
+    times = contestants.time(passes)
+    row: dict[str, Any] = {
         "layout": layout,
         "pieces": contestants.pieces,
         "piece_bytes": shape.block_bytes // contestants.pieces,
-        "gather_gb_s": nbytes / statistics.median(found["gather"]) / 1e9,
-        "gather_to_contiguous": faster("gather", "contiguous_out"),
-        "gather_to_pieces": faster("gather", "pieces_out", share),
-        "scatter_gb_s": nbytes / statistics.median(found["scatter"]) / 1e9,
-        "scatter_to_contiguous": faster("scatter", "contiguous_back"),
-        "scatter_to_pieces": faster("scatter", "pieces_back", share),
     }
+    for way, direction in (("gather", "out"), ("scatter", "back")):
+        nbytes = shape.blocks * shape.block_bytes
+        row[f"{way}_gb_s"] = nbytes / times.median(way, "copy") / 1e9
+        row[f"{way}_to_contiguous"] = times.ratio(f"contiguous_{direction}", way, "copy")
+        # Piece by piece, only one call's bytes are copied in a pass.
+        to_pieces = times.ratio(f"pieces_{direction}", way, "copy") * len(contestants.calls)
+        row[f"{way}_to_pieces"] = to_pieces
+    return row
 
 
 @dataclass(frozen=True)

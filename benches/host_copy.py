@@ -13,13 +13,15 @@ import mmap
 import os
 import random
 import statistics
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from functools import partial
 
 from benches import report
-from benches.report import median_ratio, size_name
-from penstock._native import Buffer, Descriptor, TensorView, parse_size
+from benches.layouts import Shape, describe
+from benches.report import size_name
+from benches.rows import Times, processor_time, turns
+from penstock._native import Buffer, Descriptor, parse_size
 from penstock.layout.negotiate import LAYOUTS
 
 PER_CALL = 4
@@ -28,22 +30,6 @@ arena."""
 
 
 @dataclass(frozen=True)
-class Shape:
-    """Sizes of a KV cache. `content_bytes` is the bytes of key and value of one token and head."""
-
-    layers: int
-    heads: int
-    tokens: int
-    content_bytes: int
-    blocks: int
-
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of a block, all layers."""
-        return self.layers * self.heads * self.tokens * self.content_bytes
-
-
-@dataclass
 class Row:
     """Figures for one layout: medians over passes. A ratio compares with a memcpy of the same bytes
     as whole blocks, in the same pass."""
@@ -53,30 +39,18 @@ class Row:
     """Order of heads and tokens in the contiguous copy."""
     pieces: int
     """Number of separate runs of memory that a block lies in."""
-    gather_gb_s: float = 0.0
-    gather_to_memcpy: float = 0.0
-    summed_to_memcpy: float = 0.0
+    gather_gb_s: float
+    gather_to_memcpy: float
+    summed_to_memcpy: float
     """Ratio of a gather that also computes the checksum, as a store does."""
-    scatter_gb_s: float = 0.0
-    scatter_to_memcpy: float = 0.0
-    cpu_us_per_block: float = 0.0
+    scatter_gb_s: float
+    scatter_to_memcpy: float
+    cpu_us_per_block: float
     """CPU time of the gather without checksum, in microseconds per block."""
 
 
 class WrongBytes(Exception):
     """A block changed when it was copied out and back."""
-
-
-@dataclass
-class _Case:
-    row: Row
-    descriptor: Descriptor
-    gather: list[float] = field(default_factory=list)
-    summed: list[float] = field(default_factory=list)
-    scatter: list[float] = field(default_factory=list)
-    memcpy_out: list[float] = field(default_factory=list)
-    memcpy_in: list[float] = field(default_factory=list)
-    cpu: list[float] = field(default_factory=list)
 
 
 def measure(shape: Shape, passes: int) -> tuple[float, list[Row]]:
@@ -87,131 +61,93 @@ def measure(shape: Shape, passes: int) -> tuple[float, list[Row]]:
     """
     memory = mmap.mmap(-1, shape.blocks * shape.block_bytes)
     payload = mmap.mmap(-1, PER_CALL * shape.block_bytes)
-    whole = (0, shape.layers, 0, shape.heads)
-    base = Buffer(memory, writable=True).address
-    cases = []
+    base, target = (Buffer(of, writable=True).address for of in (memory, payload))
+    for start in range(0, len(memory), 1 << 20):
+        memory[start : start + (1 << 20)] = os.urandom(min(1 << 20, len(memory) - start))
+    cases = {}
     for layout in LAYOUTS:
         own = describe(shape, layout, base)
         for interior in ("HNC", "NHC"):
-            descriptor = own.with_interior(interior)
-            pieces = len(descriptor.segments(0, whole))
             if interior == own.interior or layout in ("LBHNC", "BLHNC"):
-                cases.append(_Case(Row(layout, interior, pieces), descriptor))
-    for start in range(0, len(memory), 1 << 20):
-        memory[start : start + (1 << 20)] = os.urandom(min(1 << 20, len(memory) - start))
-    for case in cases:
-        _check(case.descriptor, whole, shape, payload)
+                cases[layout, interior] = own.with_interior(interior)
+    for descriptor in cases.values():
+        _check(descriptor, shape, payload)
     order = random.Random(1).sample(range(shape.blocks), shape.blocks)
     calls = [order[i : i + PER_CALL] for i in range(0, shape.blocks, PER_CALL)]
-    target = Buffer(payload, writable=True).address
-    for _ in range(passes):
-        for case in cases:
-            _measure_pass(case, calls, whole, payload, base, target, shape.block_bytes)
+    times = Times()
+    for number, (case, descriptor) in turns(list(cases.items()), passes, warm_up=0):
+        for what, copy in _copies(descriptor, shape, payload, base, target).items():
+            times.run(number, " ".join(case), what, partial(_all, copy, calls))
+
     nbytes = shape.blocks * shape.block_bytes
-    for case in cases:
-        _summarize(case, nbytes, shape.blocks)
-    every = [seconds for case in cases for seconds in case.memcpy_out]
-    return nbytes / statistics.median(every) / 1e9, [case.row for case in cases]
+    memcpy = [each for case in cases for each in times.each(" ".join(case), "memcpy out")]
+    return nbytes / statistics.median(memcpy) / 1e9, [
+        _row(times, layout, interior, len(descriptor.segments(0, shape.whole)), shape)
+        for (layout, interior), descriptor in cases.items()
+    ]
 
 
-def describe(shape: Shape, layout: str, address: int) -> Descriptor:
-    """The descriptor of a KV cache without gaps at `address`, as an engine would register it."""
-    sizes = {
-        "L": shape.layers,
-        "B": shape.blocks,
-        "H": shape.heads,
-        "N": shape.tokens,
-        "C": shape.content_bytes,
-    }
-    strides, stride = {}, 1
-    for axis in reversed(layout):
-        strides[axis] = stride
-        stride *= sizes[axis]
-    return Descriptor.detect(
-        [
-            TensorView(
-                layer,
-                address=address + layer * strides["L"],
-                shape=[sizes[axis] for axis in "BHNC"],
-                strides=[strides[axis] for axis in "BHNC"],
-                itemsize=1,
-                storage_address=address,
-                storage_bytes=stride,
-            )
-            for layer in range(shape.layers)
-        ]
-    )
-
-
-def _check(
-    descriptor: Descriptor, whole: tuple[int, int, int, int], shape: Shape, payload: mmap.mmap
-) -> None:
+def _check(descriptor: Descriptor, shape: Shape, payload: mmap.mmap) -> None:
     blocks = [0, shape.blocks - 1]
-    size = descriptor.gather(blocks, whole, payload)
+    size = descriptor.gather(blocks, shape.whole, payload)
     before = payload[:size]
-    descriptor.scatter(blocks, whole, bytes(size))
-    descriptor.gather(blocks, whole, payload)
+    descriptor.scatter(blocks, shape.whole, bytes(size))
+    descriptor.gather(blocks, shape.whole, payload)
     cleared = payload[:size]
-    descriptor.scatter(blocks, whole, before)
-    descriptor.gather(blocks, whole, payload)
+    descriptor.scatter(blocks, shape.whole, before)
+    descriptor.gather(blocks, shape.whole, payload)
     if payload[:size] != before or cleared != bytes(size) or not any(before):
         raise WrongBytes(f"blocks of {descriptor!r} did not come back as they were")
 
 
-def _measure_pass(
-    case: _Case,
-    calls: Sequence[list[int]],
-    whole: tuple[int, int, int, int],
-    payload: mmap.mmap,
-    base: int,
-    target: int,
-    block_bytes: int,
-) -> None:
-    def memcpy_out() -> None:
-        for blocks in calls:
-            for slot, block in enumerate(blocks):
-                ctypes.memmove(target + slot * block_bytes, base + block * block_bytes, block_bytes)
-
-    def memcpy_in() -> None:
-        for blocks in calls:
-            for slot, block in enumerate(blocks):
-                ctypes.memmove(base + block * block_bytes, target + slot * block_bytes, block_bytes)
-
-    def gather() -> None:
-        for blocks in calls:
-            case.descriptor.gather(blocks, whole, payload)
-
-    def summed() -> None:
-        for blocks in calls:
-            case.descriptor.gather(blocks, whole, payload, checksum=True)
-
-    def scatter() -> None:
-        for blocks in calls:
-            case.descriptor.scatter(blocks, whole, payload)
-
-    cpu = time.thread_time()
-    case.gather.append(_seconds(gather))
-    case.cpu.append(time.thread_time() - cpu)
-    case.memcpy_out.append(_seconds(memcpy_out))
-    case.summed.append(_seconds(summed))
-    case.scatter.append(_seconds(scatter))
-    case.memcpy_in.append(_seconds(memcpy_in))
+Copy = Callable[[Sequence[int]], object]
 
 
-def _seconds(work: Callable[[], None]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
+def _copies(
+    descriptor: Descriptor, shape: Shape, payload: mmap.mmap, base: int, target: int
+) -> dict[str, Copy]:
+    """What is timed: each copies some blocks."""
+    size = shape.block_bytes
+
+    def out(blocks: Sequence[int]) -> None:
+        for slot, block in enumerate(blocks):
+            ctypes.memmove(target + slot * size, base + block * size, size)
+
+    def back(blocks: Sequence[int]) -> None:
+        for slot, block in enumerate(blocks):
+            ctypes.memmove(base + block * size, target + slot * size, size)
+
+    return {
+        "gather": lambda blocks: descriptor.gather(blocks, shape.whole, payload),
+        "memcpy out": out,
+        "summed": lambda blocks: descriptor.gather(blocks, shape.whole, payload, checksum=True),
+        "scatter": lambda blocks: descriptor.scatter(blocks, shape.whole, payload),
+        "memcpy in": back,
+    }
 
 
-def _summarize(case: _Case, nbytes: int, blocks: int) -> None:
-    row = case.row
-    row.gather_gb_s = nbytes / statistics.median(case.gather) / 1e9
-    row.gather_to_memcpy = median_ratio(case.memcpy_out, case.gather)
-    row.summed_to_memcpy = median_ratio(case.memcpy_out, case.summed)
-    row.scatter_gb_s = nbytes / statistics.median(case.scatter) / 1e9
-    row.scatter_to_memcpy = median_ratio(case.memcpy_in, case.scatter)
-    row.cpu_us_per_block = statistics.median(case.cpu) / blocks * 1e6
+def _all(copy: Copy, calls: Sequence[Sequence[int]]) -> None:
+    for blocks in calls:
+        copy(blocks)
+
+
+def _row(times: Times, layout: str, interior: str, pieces: int, shape: Shape) -> Row:
+    case, nbytes = f"{layout} {interior}", shape.blocks * shape.block_bytes
+
+    def to_memcpy(what: str, memcpy: str) -> float:
+        return report.median_ratio(times.each(case, memcpy), times.each(case, what))
+
+    return Row(
+        layout,
+        interior,
+        pieces,
+        gather_gb_s=nbytes / times.median(case, "gather") / 1e9,
+        gather_to_memcpy=to_memcpy("gather", "memcpy out"),
+        summed_to_memcpy=to_memcpy("summed", "memcpy out"),
+        scatter_gb_s=nbytes / times.median(case, "scatter") / 1e9,
+        scatter_to_memcpy=to_memcpy("scatter", "memcpy in"),
+        cpu_us_per_block=times.median(case, processor_time("gather")) / shape.blocks * 1e6,
+    )
 
 
 def table(shape: Shape, memcpy: float, rows: Sequence[Row]) -> str:

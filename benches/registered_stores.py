@@ -10,208 +10,140 @@ as ``python -m benches.registered_stores --store sqlite``.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import ctypes
 import os
-import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import penstock
-from benches import report
-from benches.report import MIB, progress, size_name
+from benches import report, stores
+from benches.pool_clients import TIMEOUT, Pool, penstock_key
+from benches.stores import Opened, Payload, Values, Way
 from lab.distributions import SQLITE, bring
 from lab.mooncake import Mooncake
+from penstock._native import Buffer
 from penstock.pool import Get, Put
 
 BATCH = 8
 """Values in one call."""
+OWN = "its own client"
 
 
-class MooncakesOwn:
-    """Mooncake's client, in this process."""
+class MooncakesOwn(Way[Values]):
+    """Mooncake's client, in this process. The payload is registered with it."""
 
-    name = "its own client"
+    name = OWN
 
-    def __init__(self, master: str, values: list[bytearray]) -> None:
+    def __init__(self, master: str, payload: Payload) -> None:
         from mooncake.store import MooncakeDistributedStore
 
-        self._client = MooncakeDistributedStore()
+        self._client: Any = MooncakeDistributedStore()
         status = self._client.setup("127.0.0.1", "P2PHANDSHAKE", 0, 64 << 20, "tcp", "", master)
         assert status == 0, status
-        self._size = len(values[0])
-        self._memory = bytearray(2 * BATCH * self._size)
-        start = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
-        assert self._client.register_buffer(start, len(self._memory)) == 0
-        self._from = [start + n * self._size for n in range(BATCH)]
-        self._into = [start + (BATCH + n) * self._size for n in range(BATCH)]
-        for number, value in enumerate(values):
-            self._memory[number * self._size : (number + 1) * self._size] = value
-        self._names = [f"own-{n}" for n in range(BATCH)]
+        for block in payload.blocks():
+            assert self._client.register_buffer(Buffer(block).address, len(block)) == 0
 
-    def put(self) -> None:
-        codes = self._client.batch_put_from(self._names, self._from, [self._size] * BATCH)
-        assert codes == [0] * BATCH, codes
+    def put(self, values: Values) -> None:
+        codes = self._client.batch_put_from(*self._places(values))
+        assert codes == [0] * len(values), codes
 
-    def get(self) -> None:
-        codes = self._client.batch_get_into(self._names, self._into, [self._size] * BATCH)
-        assert codes == [self._size] * BATCH, codes
+    def get(self, values: Values) -> None:
+        codes = self._client.batch_get_into(*self._places(values))
+        assert codes == [len(buffer) for _, buffer in values], codes
 
-    def check(self) -> None:
-        """What came is what was put."""
-        assert self._memory[: BATCH * self._size] == self._memory[BATCH * self._size :]
+    def end(self, values: Values) -> None:
+        self._client.batch_remove([name for name, _ in values], True)
 
-    def remove(self) -> None:
-        self._client.batch_remove(self._names, True)
+    def _places(self, values: Values) -> tuple[list[str], list[int], list[int]]:
+        return (
+            [name for name, _ in values],
+            [Buffer(buffer).address for _, buffer in values],
+            [len(buffer) for _, buffer in values],
+        )
 
 
-class SqlitesOwn:
-    """The class of the example, in this process."""
+class SqlitesOwn(Way[Values]):
+    """The class of the example, in this process. It gives values as objects of its own."""
 
-    name = "its own client"
+    name = OWN
 
-    def __init__(self, url: str, values: list[bytearray]) -> None:
+    def __init__(self, url: str) -> None:
         from penstock_store_sqlite import SqliteStore
 
-        self._store = SqliteStore(url)
-        self._values = values
-        self._keys = [bytes(55) + bytes([n]) for n in range(BATCH)]
+        self._store: Any = SqliteStore(url)
         self._got: list[bytes | None] = []
 
-    def put(self) -> None:
-        puts = zip(self._keys, self._values, strict=True)
-        self._store.put_many([Put(key, memoryview(value), 0) for key, value in puts], 30.0)
+    def put(self, values: Values) -> None:
+        puts = [Put(penstock_key(name), value, 0) for name, value in values]
+        self._store.put_many(puts, TIMEOUT)
 
-    def get(self) -> None:
-        room = len(self._values[0])
-        self._got = self._store.get_many([Get(key, room, 0) for key in self._keys], 30.0)
+    def get(self, values: Values) -> None:
+        gets = [Get(penstock_key(name), len(buffer), 0) for name, buffer in values]
+        self._got = self._store.get_many(gets, TIMEOUT)
 
-    def check(self) -> None:
-        """What came is what was put."""
-        assert self._got == self._values
+    def end(self, values: Values) -> None:
+        self._store.remove([penstock_key(name) for name, _ in values], TIMEOUT)
 
-    def remove(self) -> None:
-        self._store.remove(self._keys, 30.0)
+    def operations(self) -> dict[str, Callable[[Values], None]]:
+        return super().operations() | {"copy": self._copy}
 
-
-class Pool:
-    """Penstock's pool over the same store."""
-
-    name = "Penstock"
-
-    def __init__(self, url: str, values: list[bytearray]) -> None:
-        self._pool = penstock.open(url, timeout=30)
-        self._values = values
-        self._into = [bytearray(len(value)) for value in values]
-        self._names = [f"pool-{n}" for n in range(BATCH)]
-
-    def put(self) -> None:
-        stored = self._pool.put_many(list(zip(self._names, self._values, strict=True)))
-        assert stored == [True] * BATCH, stored
-
-    def get(self) -> None:
-        got = self._pool.get_many(self._names, into=self._into)
-        assert got == [len(value) for value in self._values], got
-
-    def check(self) -> None:
-        """What came is what was put."""
-        assert self._into == self._values
-
-    def remove(self) -> None:
-        self._pool.remove(self._names)
+    def _copy(self, values: Values) -> None:
+        """Brings what came to where it is compared."""
+        for (_, buffer), value in zip(values, self._got, strict=True):
+            assert value is not None
+            buffer[:] = value
 
 
-def timed(work: Any) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
-
-
-Own = Callable[[list[bytearray]], Any]
-"""Makes the store's own client for some values."""
-
-
-@contextlib.contextmanager
-def mooncake() -> Iterator[tuple[str, Own]]:
-    """A Mooncake of its own: the pool's URL, and the client."""
+@contextmanager
+def mooncake() -> Iterator[Opened]:
+    """A Mooncake of its own, by both clients."""
     programs = Path(os.environ["PENSTOCK_TEST_MOONCAKE"])
     with tempfile.TemporaryDirectory() as folder:
         server = Mooncake(programs, Path(folder))
+
+        @contextmanager
+        def ways(payload: Payload) -> Iterator[Sequence[Way[Values]]]:
+            yield [Pool(server.url), MooncakesOwn(server.master, payload)]
+
         try:
             server.wait_until_it_stores()
-            yield server.url, lambda values: MooncakesOwn(server.master, values)
+            yield ways
         finally:
             server.stop()
 
 
-@contextlib.contextmanager
-def sqlite() -> Iterator[tuple[str, Own]]:
-    """A data base of its own for each: the pool's URL, and the class."""
+@contextmanager
+def sqlite() -> Iterator[Opened]:
+    """A data base of its own for each."""
     with tempfile.TemporaryDirectory() as folder:
-        stores = {"sqlite": "penstock_store_sqlite:SqliteStore"}
-        brought = bring(Path(folder) / "site", "penstock-bench", stores)
+        registered = {"sqlite": "penstock_store_sqlite:SqliteStore"}
+        brought = bring(Path(folder) / "site", "penstock-bench", registered)
         sys.path[:0] = [str(brought), str(SQLITE)]
-        own = f"sqlite://{folder}/own.db"
-        yield f"sqlite://{folder}/pool.db", lambda values: SqlitesOwn(own, values)
+
+        @contextmanager
+        def ways(_: Payload) -> Iterator[Sequence[Way[Values]]]:
+            yield [Pool(f"sqlite://{folder}/pool.db"), SqlitesOwn(f"sqlite://{folder}/own.db")]
+
+        yield ways
 
 
 STORES = {"mooncake": mooncake, "sqlite": sqlite}
 
 
-def measure(url: str, own: Own, size: int, passes: int) -> dict[str, Any]:
-    values = [bytearray(os.urandom(size)) for _ in range(BATCH)]
-    clients = [Pool(url, values), own(values)]
-    seconds: dict[str, dict[str, list[float]]] = {
-        client.name: {"put": [], "get": []} for client in clients
-    }
-    for number in range(passes + 1):
-        for client in clients if number % 2 else reversed(clients):
-            put, get = timed(client.put), timed(client.get)
-            client.check()
-            client.remove()
-            # The first pass sets connections and memory up.
-            if number:
-                seconds[client.name]["put"].append(put)
-                seconds[client.name]["get"].append(get)
-    return {"size": size, "batch": BATCH, "seconds": seconds}
-
-
-def tables(results: list[dict[str, Any]]) -> str:
-    rows = []
-    for result in results:
-        nbytes = result["size"] * result["batch"]
-        ours, own = (result["seconds"][name] for name in (Pool.name, MooncakesOwn.name))
-        for client, seconds in ((Pool.name, ours), (MooncakesOwn.name, own)):
-            rates = [
-                f"{nbytes / MIB / statistics.median(seconds[way]):.0f}" for way in ("put", "get")
-            ]
-            ratios = [
-                f"{report.median_ratio(seconds[way], own[way]):.2f}" for way in ("put", "get")
-            ]
-            rows.append([size_name(result["size"]), client, *rates, " / ".join(ratios)])
-    headings = ("value", "client", "put MiB/s", "get MiB/s", "time to its own client's: put / get")
-    return report.table(headings, rows)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="benches.registered_stores", description=__doc__)
     parser.add_argument("--store", choices=list(STORES), default="mooncake")
     parser.add_argument("--sizes", type=report.parse_sizes, default="256KiB,1MiB,4MiB")
     parser.add_argument("--passes", type=int, default=21)
     args = report.begin(parser)
     if args.store == "mooncake" and "PENSTOCK_TEST_MOONCAKE" not in os.environ:
         parser.error("Mooncake is not here: scripts/mooncake.sh runs a command with it")
-    results = []
-    with STORES[args.store]() as (url, own):
-        for size in args.sizes:
-            progress(f"values of {size_name(size)}")
-            results.append(measure(url, own, size, args.passes))
-    found = {"store": args.store, "passes": args.passes, "sizes": results}
-    report.finish(args, tables(results), found)
+    with STORES[args.store]() as ways:
+        rows = stores.by_size(args, OWN, ways, values=BATCH)
+    text = stores.table("put / get, MiB/s (time to its own client's)", rows)
+    report.finish(args, text, {"store": args.store, "passes": args.passes, "rows": rows})
 
 
 if __name__ == "__main__":

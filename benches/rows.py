@@ -7,8 +7,9 @@ and ratios are taken pass by pass.
 from __future__ import annotations
 
 import statistics
+import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from benches.report import median_ratio
@@ -36,6 +37,11 @@ def groups(rows: Sequence[T], size: int) -> Iterator[Sequence[T]]:
         yield rows[begin : begin + size]
 
 
+def processor_time(what: str) -> str:
+    """The name under which the processor time of something is noted."""
+    return f"{what}: processor time"
+
+
 class Times:
     """Seconds that rows took, by what they did, pass by pass. Those of warm-up are dropped.
 
@@ -49,6 +55,14 @@ class Times:
         """Notes what a row took in the pass of that number."""
         if number >= 0:
             self._seconds[row, what].append(seconds)
+
+    def run(self, number: int, row: str, what: str, work: Callable[[], object]) -> None:
+        """Does the work, and notes its seconds, and the processor time of all threads of this
+        process: see `processor_time`."""
+        processor, began = time.process_time(), time.perf_counter()
+        work()
+        self.add(number, row, what, time.perf_counter() - began)
+        self.add(number, row, processor_time(what), time.process_time() - processor)
 
     def each(self, row: str, what: str) -> list[float]:
         """All seconds, pass by pass."""

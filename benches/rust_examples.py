@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from benches import report
+from lab.segments import Segment
 
 EXAMPLES = ("encryption_throughput", "quota_cost", "shm_throughput")
-POOL = f"bench-{os.getpid()}"
 POOL_SIZE = "200MiB"
 ROOT = Path(__file__).parents[1]
 
@@ -58,11 +58,11 @@ def main() -> None:
     args = report.begin(parser)
     rustc = subprocess.run(["rustc", "--version"], capture_output=True, text=True, check=True)
     args.environment["versions"]["rustc"] = rustc.stdout.split()[1]
-    pool = [f"shm://{POOL}?size={POOL_SIZE}"] if args.example == "shm_throughput" else []
-    try:
+    with ExitStack() as stack:
+        pool = []
+        if args.example == "shm_throughput":
+            pool = [stack.enter_context(Segment("bench-examples")).url(POOL_SIZE)]
         rows = run(args.example, [*pool, *args.words])
-    finally:
-        Path(f"/dev/shm/penstock-{POOL}").unlink(missing_ok=True)
     report.finish(args, table(rows), {"rows": rows})
 
 

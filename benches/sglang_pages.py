@@ -10,14 +10,9 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import statistics
 import tempfile
-import time
-import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +25,10 @@ from sglang.srt.mem_cache.pool_host.mha import get_mha_host_pool_cls
 from sglang.srt.mem_cache.storage import StorageBackendFactory
 
 from benches import report
-from benches.report import MIB, median_ratio, progress, size_name
+from benches.report import MIB, progress, size_name
+from benches.rows import Times
+from benches.stores import Way, compare
+from lab.segments import Segment
 from lab.servers import PoolServer
 from penstock.sglang import compat
 
@@ -39,55 +37,53 @@ LAYERS, HEADS, HEAD_SIZE = 32, 8, 128
 
 LAYOUTS = ("page_first", "layer_first")
 TIMEOUT = 60.0
-OPERATIONS = ("set", "get", "exists")
+OPERATIONS = {"set": "put", "get": "get", "exists": "exists"}
+"""SGLang's names of what is timed, and ours."""
+
+Pages = tuple[list[str], Any]
+"""Names of pages, and the indices of their tokens in host memory."""
 
 
-class Way(ABC):
+class Backend(Way[Pages]):
     """A storage backend, called as SGLang's cache controller calls it."""
-
-    name: str
 
     def __init__(self, backend: Any, host: Any) -> None:
         self.backend = backend
         self.host = host
         backend.register_mem_pool_host(host)
 
-    @abstractmethod
-    def store(self, keys: list[str], indices: Any) -> None:
-        """Backs up pages of host memory."""
+    def operations(self) -> dict[str, Callable[[Pages], None]]:
+        return {"put": self.put, "exists": self.exists, "get": self.get}
 
-    @abstractmethod
-    def load(self, keys: list[str], indices: Any) -> None:
-        """Loads pages into host memory."""
-
-    def look_up(self, keys: list[str]) -> None:
+    def exists(self, pages: Pages) -> None:
         """Asks for pages, all of which are there."""
-        if self.backend.batch_exists(keys) != len(keys):
+        if self.backend.batch_exists(pages[0]) != len(pages[0]):
             raise RuntimeError(f"{self.name}: a page is gone")
 
-    def clear(self) -> None:
-        """Removes all pages."""
+    def end(self, pages: Pages) -> None:
         self.backend.clear()
 
 
-class Copies(Way):
+class Copies(Backend):
     """SGLang's own backend: it gets and gives copies of pages."""
 
     name = "SGLang's file backend"
 
-    def store(self, keys: list[str], indices: Any) -> None:
-        pages = [self.host.get_data_page(start) for start in indices[:: self.host.page_size]]
-        if not self.backend.batch_set(keys, pages):
+    def put(self, pages: Pages) -> None:
+        keys, indices = pages
+        copies = [self.host.get_data_page(start) for start in indices[:: self.host.page_size]]
+        if not self.backend.batch_set(keys, copies):
             raise RuntimeError(f"{self.name}: not stored")
 
-    def load(self, keys: list[str], indices: Any) -> None:
+    def get(self, pages: Pages) -> None:
+        keys, indices = pages
         into = [self.host.get_dummy_flat_data_page() for _ in keys]
-        pages = self.backend.batch_get(keys, into)
-        for start, page in zip(indices[:: self.host.page_size], pages, strict=True):
+        copies = self.backend.batch_get(keys, into)
+        for start, page in zip(indices[:: self.host.page_size], copies, strict=True):
             self.host.set_from_flat_data_page(start, page)
 
 
-class InPlace(Way):
+class InPlace(Backend):
     """Penstock: it gets the places of pages."""
 
     def __init__(self, name: str, url: str, host: Any) -> None:
@@ -97,12 +93,12 @@ class InPlace(Way):
         if not made.moves_in_place():
             raise RuntimeError("the host pool does not tell its pieces")
 
-    def store(self, keys: list[str], indices: Any) -> None:
-        if not all(self.backend.batch_set_v1(keys, indices)):
+    def put(self, pages: Pages) -> None:
+        if not all(self.backend.batch_set_v1(*pages)):
             raise RuntimeError(f"{self.name}: not stored")
 
-    def load(self, keys: list[str], indices: Any) -> None:
-        if not all(self.backend.batch_get_v1(keys, indices)):
+    def get(self, pages: Pages) -> None:
+        if not all(self.backend.batch_get_v1(*pages)):
             raise RuntimeError(f"{self.name}: not loaded")
 
 
@@ -154,66 +150,59 @@ def host_pool(layout: str, page_tokens: int, pages: int) -> Any:
         )
 
 
-def page_name(number: int, page: int) -> str:
-    """The name of a page in a pass, in the form of SGLang's hashes."""
-    return hashlib.sha256(f"{number} {page}".encode()).hexdigest()
+class Carried:
+    """Pages in one half of host memory, and their places in the other half. The bytes are others in
+    each pass, and so are the names."""
+
+    def __init__(self, host: Any, pages: int) -> None:
+        self._host = host
+        self._pages = pages
+        half = pages * host.page_size
+        self._source, self._target = torch.arange(half), torch.arange(half, 2 * half)
+        self._pass = 0
+
+    def source(self, name: str) -> Pages:
+        self._pass += 1
+        self._host.kv_buffer.view(torch.int16).random_()
+        self._wanted = [page.clone() for page in self._data(self._source)]
+        return self._names(), self._source
+
+    def target(self, name: str) -> Pages:
+        return self._names(), self._target
+
+    def verify(self, who: str) -> None:
+        for wanted, page in zip(self._wanted, self._data(self._target), strict=True):
+            if not torch.equal(wanted, page):
+                raise RuntimeError(f"{who}: a page came back with other bytes")
+
+    def _names(self) -> list[str]:
+        """In the form of SGLang's hashes."""
+        numbers = range(self._pages)
+        return [hashlib.sha256(f"{self._pass} {n}".encode()).hexdigest() for n in numbers]
+
+    def _data(self, indices: Any) -> list[Any]:
+        starts = indices[:: self._host.page_size]
+        return [self._host.get_data_page(start).view(torch.int16) for start in starts]
 
 
-def spent(work: Callable[[], None]) -> float:
-    """The seconds that it takes."""
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
-
-
-def measure(ways: Sequence[Way], host: Any, passes: int, pages: int) -> dict[str, Any]:
-    """Seconds of each way and operation, pass by pass; the first pass is warm-up."""
-    half = pages * host.page_size
-    source, target = torch.arange(half), torch.arange(half, 2 * half)
-    seconds: dict[str, dict[str, list[float]]] = {}
-    for number in range(passes + 1):
-        for step in range(len(ways)):
-            way = ways[(number + step) % len(ways)]
-            keys = [
-                hashlib.sha256(f"{number} {page}".encode()).hexdigest() for page in range(pages)
-            ]
-            memory = host.kv_buffer.view(torch.int16)
-            memory.random_()
-            wanted = [host.get_data_page(start).clone() for start in source[:: host.page_size]]
-            took = {
-                "set": spent(partial(way.store, keys, source)),
-                "exists": spent(partial(way.look_up, keys)),
-                "get": spent(partial(way.load, keys, target)),
-            }
-            for page, start in zip(wanted, target[:: host.page_size], strict=True):
-                if not torch.equal(
-                    page.view(torch.int16), host.get_data_page(start).view(torch.int16)
-                ):
-                    raise RuntimeError(f"{way.name}: a page came back with other bytes")
-            way.clear()
-            if number:
-                for operation, each in took.items():
-                    seconds.setdefault(way.name, {}).setdefault(operation, []).append(each)
-    return seconds
-
-
-def rows_of(seconds: dict[str, Any], layout: str, size: int, pages: int) -> list[dict[str, Any]]:
+def rows_of(
+    times: Times, ways: Sequence[Way[Pages]], layout: str, size: int, pages: int
+) -> list[dict[str, Any]]:
     """A row for each way: milliseconds a page, and the ratio to SGLang's own backend."""
-    own = seconds[Copies.name]
     return [
         {
             "layout": layout,
             "page_bytes": size,
-            "way": way,
+            "way": way.name,
             **{
-                operation: {
-                    "ms_per_page": statistics.median(of[operation]) / pages * 1000,
-                    "time_to_sglang": median_ratio(of[operation], own[operation]),
+                name: {
+                    "ms_per_page": times.median(way.row, operation) / pages * 1000,
+                    "time_to_sglang": times.ratio(way.row, ways[0].row, operation),
                 }
-                for operation in OPERATIONS
+                for name, operation in OPERATIONS.items()
             },
         }
-        for way, of in seconds.items()
+        for way in ways
     ]
 
 
@@ -234,17 +223,15 @@ def table(rows: list[dict[str, Any]]) -> str:
     return report.table(["layout", "page", "way", *(f"{name}, ms" for name in OPERATIONS)], lines)
 
 
-def open_ways(held: ExitStack, folder: Path, host: Any) -> list[Way]:
-    """All ways, over pools that end with `held`."""
+def open_ways(held: ExitStack, folder: Path, host: Any) -> list[Backend]:
+    """All ways, SGLang's own first, over pools that end with `held`."""
     folder.mkdir()
     server = held.enter_context(PoolServer("valkey", folder, "--maxmemory", "2gb"))
-    shared = f"bench-sglang-{uuid.uuid4().hex[:8]}"
-    held.callback(lambda: Path(f"/dev/shm/penstock-{shared}").unlink(missing_ok=True))
     envs.SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR.set(str(folder / "own"))
     return [
         Copies(HiCacheFile(storage_config("")), host),
         InPlace("directory", f"file://{folder}/pool?size=4GiB", host),
-        InPlace("shared memory", f"shm://{shared}?size=1GiB", host),
+        InPlace("shared memory", held.enter_context(Segment("bench-pages")).url("1GiB"), host),
         InPlace("Valkey, unix socket", server.unix_url, host),
     ]
 
@@ -269,7 +256,8 @@ def main() -> None:
             host = host_pool(layout, tokens, 2 * pages)
             with ExitStack() as held, tempfile.TemporaryDirectory(dir=args.folder) as folder:
                 ways = open_ways(held, Path(folder) / "pools", host)
-                rows += rows_of(measure(ways, host, args.passes, pages), layout, size, pages)
+                times = compare(ways, Carried(host, pages), args.passes)
+                rows += rows_of(times, ways, layout, size, pages)
     report.finish(args, table(rows), {"rows": rows})
 
 

@@ -11,43 +11,41 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-import statistics
-import time
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from benches import report
 from benches.pool_clients import TIMEOUT, penstock_key
 from benches.report import MIB, progress, size_name
+from benches.rows import Times
+from lab.segments import Segment
 from penstock._native import Store
 
 BATCH = 8
 """Values of one call, as an engine's put lanes do it with large values."""
-
 SHARE = 0.75
 """Share of the pool that is put while there is room, and again when it is full."""
+ROWS = ("memcpy", "room", "full")
 
 
 class Pool:
     """A pool in shared memory. All of its values have one size."""
 
-    def __init__(self, name: str, pool_bytes: int, size: int) -> None:
-        self._store = Store.open(f"shm://{name}?size={pool_bytes}")
+    def __init__(self, url: str, pool_bytes: int, size: int) -> None:
+        self._store = Store.open(url)
         self._value = memoryview(os.urandom(size))
         self._numbers = itertools.count()
         self._held: list[bytes] = []
-        self.count = int(pool_bytes * SHARE) // size
+        self.count = -(-int(pool_bytes * SHARE) // size // BATCH) * BATCH
 
-    def put(self, count: int) -> float:
-        """Puts `count` values that were never put before. Returns the seconds that it took."""
-        began = time.perf_counter()
-        for _ in range(-(-count // BATCH)):
+    def put(self) -> None:
+        """Puts `count` values that were never put before."""
+        for _ in range(self.count // BATCH):
             keys = [penstock_key(f"value-{next(self._numbers)}") for _ in range(BATCH)]
             self._held += keys
             for outcome in self._store.put_many([(k, self._value) for k in keys], timeout=TIMEOUT):
                 if outcome is not True:
                     raise OSError(f"not stored: {outcome}")
-        return time.perf_counter() - began
 
     def clear(self) -> None:
         """Removes all values."""
@@ -60,33 +58,27 @@ class Pool:
 
 
 def measure(pool: Pool, size: int, passes: int) -> dict[str, Any]:
-    """Measures both kinds in every pass. The first pass is warm-up."""
-    total = -(-pool.count // BATCH) * BATCH * size
+    """Measures both kinds in every pass, in this order. The first pass is warm-up."""
+    total = pool.count * size
     source, target = memoryview(os.urandom(total)), memoryview(bytearray(total))
-
-    seconds: dict[str, list[float]] = {"memcpy": [], "room": [], "full": []}
-    for number in range(passes + 1):
+    times = Times()
+    for number in range(-1, passes):
         pool.clear()
         before = pool.evictions()
-        room = pool.put(pool.count)
+        times.run(number, "room", "put", pool.put)
         # With small values, a single bucket of the index may be full all the same.
         if pool.evictions() - before > pool.count * 0.001:
             raise OSError("values were given up while there was room")
-        pool.put(pool.count)
+        pool.put()
         before = pool.evictions()
-        full = pool.put(pool.count)
+        times.run(number, "full", "put", pool.put)
         if pool.evictions() - before < pool.count * 0.9:
             raise OSError("the pool was not full")
-        began = time.perf_counter()
-        target[:] = source
-        memcpy = time.perf_counter() - began
-        if number:
-            for way, took in (("memcpy", memcpy), ("room", room), ("full", full)):
-                seconds[way].append(took)
+        times.run(number, "memcpy", "put", partial(target.__setitem__, slice(None), source))
     return {
         "size": size,
-        "mib_per_second": {w: total / MIB / statistics.median(s) for w, s in seconds.items()},
-        "full_to_room": report.median_ratio(seconds["full"], seconds["room"]),
+        "mib_per_second": {row: total / MIB / times.median(row, "put") for row in ROWS},
+        "full_to_room": times.ratio("full", "room", "put"),
     }
 
 
@@ -95,7 +87,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     lines = [
         [
             size_name(row["size"]),
-            *(f"{row['mib_per_second'][way]:,.0f}" for way in ("memcpy", "room", "full")),
+            *(f"{row['mib_per_second'][way]:,.0f}" for way in ROWS),
             f"{row['full_to_room']:.2f}",
         ]
         for row in rows
@@ -113,11 +105,10 @@ def main() -> None:
     rows = []
     for size in args.sizes:
         progress(f"{size_name(size)}: {args.passes} passes")
-        name = f"bench-{os.getpid()}"
-        try:
-            rows.append(measure(Pool(name, args.pool_mib * MIB, size), size, args.passes))
-        finally:
-            Path(f"/dev/shm/penstock-{name}").unlink(missing_ok=True)
+        pool_bytes = args.pool_mib * MIB
+        with Segment("bench-full") as segment:
+            url = segment.url(pool_bytes)
+            rows.append(measure(Pool(url, pool_bytes, size), size, args.passes))
     report.finish(args, table(rows), {"pool_mib": args.pool_mib, "rows": rows})
 
 

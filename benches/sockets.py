@@ -11,15 +11,16 @@ from __future__ import annotations
 import argparse
 import os
 import socket
-import statistics
 import time
 from typing import Any
 
 from benches import report
 from benches.report import MIB, progress
+from benches.rows import Times, turns
 
 KINDS = ("unix socket", "TCP")
 PLACES = ("two cores", "one core")
+ROWS = [(kind, place) for kind in KINDS for place in PLACES]
 SENT = 64 << 10
 """Bytes of one write, as a server that speaks RESP writes them."""
 RECEIVED = 128 << 10
@@ -68,27 +69,23 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=40)
     parser.add_argument("--mib", type=int, default=112, help="a pass")
     args = report.begin(parser)
+    times = Times()
+    for number, row in turns(ROWS, args.passes, warm_up=0):
+        time.sleep(0.5)
+        writer, whole = carry(*row, args.mib * MIB)
+        times.add(number, ", ".join(row), "writer_cpu", writer)
+        times.add(number, ", ".join(row), "until_it_came", whole)
+        progress(f"pass {number + 1} of {args.passes}: {', '.join(row)}")
     result: dict[str, Any] = {"mib": args.mib}
-    found = {(kind, place): list[tuple[float, float]]() for kind in KINDS for place in PLACES}
-    for number in range(args.passes):
-        for (kind, place), seen in found.items():
-            time.sleep(0.5)
-            seen.append(carry(kind, place, args.mib * MIB))
-        progress(f"pass {number + 1} of {args.passes}")
     lines = []
-    for (kind, place), seen in found.items():
-        writer, whole = ([figures[i] for figures in seen] for i in (0, 1))
-        median = statistics.median(writer)
-        slow = sum(seconds > 3 * median for seconds in writer)
-        result[f"{kind}, {place}"] = {"writer_cpu": writer, "until_it_came": whole, "slow": slow}
-        lines.append(
-            [f"{kind}, {place}"]
-            + [
-                f"{seconds * 1e3:.0f}"
-                for seconds in (median, max(writer), statistics.median(whole))
-            ]
-            + [f"{slow} of {len(writer)}"]
-        )
+    for row in map(", ".join, ROWS):
+        writers, median = times.each(row, "writer_cpu"), times.median(row, "writer_cpu")
+        slow = sum(seconds > 3 * median for seconds in writers)
+        whole = times.each(row, "until_it_came")
+        result[row] = {"writer_cpu": writers, "until_it_came": whole, "slow": slow}
+        figures = (median, max(writers), times.median(row, "until_it_came"))
+        ms = [f"{seconds * 1e3:.0f}" for seconds in figures]
+        lines.append([row, *ms, f"{slow} of {len(writers)}"])
     heads = [
         f"{args.mib} MiB, ms",
         "writer's CPU, median",

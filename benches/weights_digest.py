@@ -18,12 +18,14 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benches import report
 from benches.connectors import ENGINE_ENVIRONMENT
 from benches.report import GIB, progress
+from benches.rows import Times, turns
 from lab.demo.engine import Engine
 from lab.processes import Interruption, Processes, free_port
 from penstock._native import FileDigests
@@ -51,8 +53,9 @@ def digest(path: Path, threads: int) -> None:
     assert FileDigests([path], threads=threads).wait()
 
 
+ALONE = "reading alone"
 WAYS: dict[str, Callable[[Path], None]] = {
-    "reading alone": read,
+    ALONE: read,
     "SHA-256, one thread": sha256,
     "Penstock, one thread": lambda path: digest(path, 1),
     "Penstock, two threads": lambda path: digest(path, 2),
@@ -66,15 +69,12 @@ def speeds(folder: Path, nbytes: int, passes: int) -> dict[str, list[float]]:
         for _ in range(nbytes // _AT_ONCE):
             file.write(os.urandom(_AT_ONCE))
     read(path)
-    found: dict[str, list[float]] = {way: [] for way in WAYS}
-    for number in range(passes):
-        for way, work in WAYS.items():
-            began = time.perf_counter()
-            work(path)
-            found[way].append(nbytes / (time.perf_counter() - began))
-        progress(f"speed: pass {number + 1} of {passes}")
+    times = Times()
+    for number, way in turns(list(WAYS), passes, warm_up=0):
+        progress(f"{way}: pass {number + 1} of {passes}")
+        times.run(number, way, "file", partial(WAYS[way], path))
     path.unlink()
-    return found
+    return {way: [nbytes / seconds for seconds in times.each(way, "file")] for way in WAYS}
 
 
 def model(folder: Path) -> Path:
@@ -126,8 +126,8 @@ def started(kind: str, weights: Path, folder: Path) -> tuple[float, float]:
     return seconds, sum(map(float, waited))
 
 
-def starts(folder: Path, passes: int) -> tuple[int, dict[str, list[tuple[float, float]]]]:
-    """The bytes of the weights, and of each start its seconds and those that it waited."""
+def starts(folder: Path, passes: int) -> tuple[int, Times]:
+    """The bytes of the weights, and the seconds of starts and those that they waited."""
     weights = model(folder / "model")
     files = list(weights.glob("*.safetensors"))
     for file in files:
@@ -135,20 +135,16 @@ def starts(folder: Path, passes: int) -> tuple[int, dict[str, list[tuple[float, 
         os.utime(file)
     # The digest of a file that was changed within the last minute is not kept.
     time.sleep(65)
-    found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in STARTS}
+    times = Times()
     # Nothing is measured of the first start. It fills the caches of files and of vLLM, and that of
     # digests.
     started(STARTS[1], weights, folder)
-    for number in range(passes):
-        first = number % len(STARTS)
-        for kind in STARTS[first:] + STARTS[:first]:
-            found[kind].append(started(kind, weights, folder))
-        progress(f"start: pass {number + 1} of {passes}")
-    return sum(file.stat().st_size for file in files), found
-
-
-def _ratio(of: list[float], to: list[float]) -> str:
-    return f"{report.median_ratio(of, to):.3f}"
+    for number, kind in turns(STARTS, passes, warm_up=0):
+        progress(f"{kind}: start {number + 1} of {passes}")
+        ready, waited = started(kind, weights, folder)
+        times.add(number, kind, "ready", ready)
+        times.add(number, kind, "waited", waited)
+    return sum(file.stat().st_size for file in files), times
 
 
 def main() -> None:
@@ -161,32 +157,34 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
         found = speeds(Path(name), args.gib * GIB, args.passes)
         lines = [
-            [way, f"{statistics.median(each) / 1e9:.2f}", _ratio(each, found["reading alone"])]
+            [
+                way,
+                f"{statistics.median(each) / 1e9:.2f}",
+                f"{report.median_ratio(each, found[ALONE]):.3f}",
+            ]
             for way, each in found.items()
         ]
         text = report.table(["a file in the page cache", "GB/s", "to reading"], lines)
         result["bytes_per_second"] = found
         if args.starts:
-            nbytes, each_start = starts(Path(name), args.starts)
-            seconds = {kind: [ready for ready, _ in each] for kind, each in each_start.items()}
-            waits = {kind: [waited for _, waited in each] for kind, each in each_start.items()}
+            nbytes, times = starts(Path(name), args.starts)
             lines = [
                 [
                     kind,
-                    f"{statistics.median(each):.2f}",
-                    _ratio(each, seconds[STARTS[0]]),
-                    _ratio(each, seconds[STARTS[2]]),
-                    f"{statistics.median(waits[kind]):.2f}",
+                    f"{times.median(kind, 'ready'):.2f}",
+                    f"{times.ratio(kind, STARTS[0], 'ready'):.3f}",
+                    f"{times.ratio(kind, STARTS[2], 'ready'):.3f}",
+                    f"{times.median(kind, 'waited'):.2f}",
                 ]
-                for kind, each in seconds.items()
+                for kind in STARTS
             ]
             heads = [f"start with {nbytes / 1e9:.1f} GB of weights", "s", "to vLLM alone"]
             heads += ["to known weights", "s waited for digests"]
             text += "\n\n" + report.table(heads, lines)
             result |= {
                 "weights_bytes": nbytes,
-                "seconds_to_ready": seconds,
-                "seconds_waited": waits,
+                "seconds_to_ready": {kind: times.each(kind, "ready") for kind in STARTS},
+                "seconds_waited": {kind: times.each(kind, "waited") for kind in STARTS},
             }
     report.finish(args, text, result)
 

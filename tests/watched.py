@@ -23,9 +23,10 @@ from typing import Any
 
 import psutil
 
+from lab.prometheus import Prometheus
 from lab.waiting import eventually
 from penstock.exposition import totals
-from tests.prometheus import DASHBOARD, Prometheus, as_sent
+from tests.dashboard import DASHBOARD, as_sent
 
 ROOT = Path(__file__).parents[1]
 PENSTOCK = str(Path(sys.executable).with_name("penstock"))

@@ -120,7 +120,7 @@ _ON_A_DEVICE = (
 )
 
 # The laboratory's processes and servers.
-_SERVERS = ("lab/processes.py", "lab/servers.py", "lab/waiting.py")
+_SERVERS = tuple(f"lab/{name}.py" for name in ("loopback", "processes", "servers", "waiting"))
 
 # What end-to-end tests are made of.
 _ENGINES = (
@@ -249,7 +249,7 @@ STAGES = (
         ),
         inputs=(
             *_ENGINES,
-            *("lab", "tests/e2e", "tests/prometheus.py", "tests/terminal.py", "tests/watched.py"),
+            *("lab", "tests/e2e", "tests/dashboard.py", "tests/terminal.py", "tests/watched.py"),
             *("python/penstock", "crates/*/src/*", "Cargo.lock", "deploy"),
         ),
     ),
@@ -265,7 +265,7 @@ STAGES = (
                 "tests/e2e/patient.py",
                 "tests/examples/said.py",
                 "tests/watched.py",
-                "tests/prometheus.py",
+                "tests/dashboard.py",
                 "requirements",
             ),
             *("lab", "python/penstock/sim", "python/penstock/vllm"),
@@ -354,6 +354,7 @@ STAGES = (
         ("scripts/sglang.sh", VENV, "0.5.23", *_pytest("tests/sglang")),
         inputs=(
             *("tests/sglang", "scripts/sglang.sh", "requirements", "tests/servers.py", *_SERVERS),
+            *("examples/sglang_hicache.py", "examples/README.md", "tests/examples/said.py"),
             *("python/penstock/sglang", "python/penstock/pool", "crates/penstock-py/src"),
             "crates/penstock-value/src/sealed",
         ),

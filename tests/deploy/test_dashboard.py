@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from lab.prometheus import Prometheus
 from lab.waiting import eventually
 from penstock.vllm.counters import (
     COUNTERS,
@@ -26,10 +27,10 @@ from penstock.vllm.counters import (
     Counters,
 )
 from penstock.vllm.stats import PenstockPromMetrics
-from tests.prometheus import ALERTS, DASHBOARD, Prometheus, needed, targets
+from tests.dashboard import ALERTS, DASHBOARD, prometheus_needed, targets
 from tests.web import serving
 
-pytestmark = [pytest.mark.long, needed]
+pytestmark = [pytest.mark.long, prometheus_needed]
 
 
 class Engine:

@@ -17,7 +17,7 @@ import redis
 import yaml
 
 import penstock
-from lab.processes import free_port
+from lab.processes import Server, free_port
 from penstock._native import parse_size
 from penstock.cli.main import make_parser
 from penstock.cli.serve import compose
@@ -223,13 +223,12 @@ def valkey(tmp_path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     text = re.sub(r"(?m)^port .*", f"port {port}\nbind 127.0.0.1\ndir {tmp_path}", text)
     file = tmp_path / "valkey.conf"
     file.write_text(text)
-    with subprocess.Popen([binary, str(file)], stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        try:
-            assert any("Ready to accept" in line for line in server.stdout)
-            yield port, made["pool"]
-        finally:
-            server.kill()
+    server = Server("valkey-server", [binary, str(file)], tmp_path / "valkey.log")
+    try:
+        server.wait_for_port(port)
+        yield port, made["pool"]
+    finally:
+        server.kill()
 
 
 def test_the_engines_user_can_use_the_pool_and_no_more(

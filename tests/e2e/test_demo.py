@@ -19,9 +19,8 @@ import pytest
 
 from lab.waiting import eventually
 from tests import watched as watching
+from tests.dashboard import prometheus_needed, targets
 from tests.e2e import patient
-from tests.prometheus import needed as prometheus_needed
-from tests.prometheus import targets
 from tests.terminal import shown_in_terminal
 from tests.watched import (
     PENSTOCK,

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benches import report
-from benches.report import progress
+from benches.shared import report
+from benches.shared.report import progress
 from benches.trained import text
 from benches.trained.conditions import COLD, FORCED, LOADED, OWN, Cold, Loaded, Own, settle
 from benches.trained.outcomes import Asked, Outcome, Turn, compare, figures, outcome, said

@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benches import report, stores
-from benches.pool_clients import Address, Penstock, open_all
-from benches.report import progress
-from benches.stores import Payload, Values, Way
+from benches.shared import report, stores
+from benches.shared.pool_clients import Address, Penstock, open_all
+from benches.shared.report import progress
+from benches.shared.stores import Payload, Values, Way
 from lab.servers import PoolServer
 
 TRANSPORTS = ("redis-tcp", "redis-unix", "valkey-tcp", "valkey-unix")

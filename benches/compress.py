@@ -19,9 +19,9 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from benches import report
-from benches.report import size_name
-from benches.rows import Times, processor_time, turns
+from benches.shared import report
+from benches.shared.report import size_name
+from benches.shared.rows import Times, processor_time, turns
 from penstock._native import Buffer, Coder, parse_size
 
 _PASS_BYTES = 32 << 20

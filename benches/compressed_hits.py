@@ -13,11 +13,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benches import loopback, report
-from benches.connectors import ENGINE_ENVIRONMENT, Connector, Penstock
-from benches.engines import save_model, token_bytes
-from benches.systems import BASELINE
-from benches.two_processes import Group, Row, prompts, summary
+from benches.shared import loopback, report
+from benches.shared.connectors import ENGINE_ENVIRONMENT, Connector, Penstock
+from benches.shared.engines import save_model, token_bytes
+from benches.shared.systems import BASELINE
+from benches.shared.two_processes import Group, Row, prompts, summary
 
 OFF, LOSSLESS = "off", "lossless"
 POOLS = {

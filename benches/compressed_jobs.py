@@ -16,8 +16,8 @@ import tempfile
 from collections import defaultdict
 from pathlib import Path
 
-from benches import report
-from benches.rows import turns
+from benches.shared import report
+from benches.shared.rows import turns
 from lab.network import Way
 from lab.servers import PoolServer
 

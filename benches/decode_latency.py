@@ -23,11 +23,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benches import report
-from benches.engines import save_model
-from benches.mover import Mover, OtherProcess
-from benches.report import progress
-from benches.rows import turns
+from benches.shared import report
+from benches.shared.engines import save_model
+from benches.shared.mover import Mover, OtherProcess
+from benches.shared.report import progress
+from benches.shared.rows import turns
 from lab.latency import percentile
 from lab.models.prompts import tokens
 

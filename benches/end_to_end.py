@@ -1,7 +1,8 @@
 """Time to first token on the real vLLM, with every connector.
 
 The first process computes a prompt and stores it. The second process loads it. Before a load, its
-files are brought into the page cache. `benches.two_processes` says how the engines take turns.
+files are brought into the page cache. `benches.shared.two_processes` says how the engines take
+turns.
 
 The floor is vLLM's own prefix-cache hit. The result says for how many outputs tokens and logprobs
 are those of that hit. Run it as ``python -m benches.end_to_end``.
@@ -14,12 +15,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benches import report
-from benches.connectors import ENGINE_ENVIRONMENT
-from benches.engines import MODELS, save_model, token_bytes
-from benches.rows import groups
-from benches.systems import BASELINE, NAMES, every
-from benches.two_processes import Group, Row, prompts, summary
+from benches.shared import report
+from benches.shared.connectors import ENGINE_ENVIRONMENT
+from benches.shared.engines import MODELS, save_model, token_bytes
+from benches.shared.rows import groups
+from benches.shared.systems import BASELINE, NAMES, every
+from benches.shared.two_processes import Group, Row, prompts, summary
 
 HEADS = [
     "second process, ms",

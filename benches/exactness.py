@@ -20,7 +20,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benches import report
 from benches.exact import pools
 from benches.exact.cell import Cell, Engines, compare
 from benches.exact.families import BY_DEVICE, FAMILIES, ROOT_BLOCKS, Family
@@ -32,7 +31,8 @@ from benches.exact.faults import (
     SMALL_POOL_ROOTS,
 )
 from benches.exact.reference import ANSWER_TOKENS, Reference
-from benches.report import progress
+from benches.shared import report
+from benches.shared.report import progress
 from lab.engines.node import StartError
 
 COLUMNS = [

@@ -16,9 +16,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from benches import report, stores
-from benches.pool_clients import TIMEOUT, Penstock, penstock_key
-from benches.stores import Payload, Values, Way
+from benches.shared import report, stores
+from benches.shared.pool_clients import TIMEOUT, Penstock, penstock_key
+from benches.shared.stores import Payload, Values, Way
 
 
 class Plain(Way[Values]):

@@ -13,11 +13,11 @@ import argparse
 import time
 from typing import Any
 
-from benches import report, serving
-from benches.connectors import ENGINE_ENVIRONMENT
-from benches.report import GIB, MIB, progress
-from benches.rows import Times, rotated
-from benches.serving import Place
+from benches.shared import report, serving
+from benches.shared.connectors import ENGINE_ENVIRONMENT
+from benches.shared.report import GIB, MIB, progress
+from benches.shared.rows import Times, rotated
+from benches.shared.serving import Place
 from lab.demo.engine import Engine
 from lab.demo.replay import REST_SECONDS
 from lab.demo.servers import wait_until_ready

@@ -17,10 +17,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
-from benches import report
-from benches.mover import Mover, OtherProcess, seconds_queued
-from benches.report import GIB
-from benches.rows import Times, turns
+from benches.shared import report
+from benches.shared.mover import Mover, OtherProcess, seconds_queued
+from benches.shared.report import GIB
+from benches.shared.rows import Times, turns
 
 ALONE, BESIDE, OTHER = "alone", "beside the engine", "beside another process"
 _STEPS = range(250)

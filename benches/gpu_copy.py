@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 
-from benches import report
-from benches.layouts import Shape, describe
-from benches.rows import Times, turns
+from benches.shared import report
+from benches.shared.layouts import Shape, describe
+from benches.shared.rows import Times, turns
 from penstock.cli import cuda_copies
 from penstock.layout.negotiate import LAYOUTS
 

@@ -17,10 +17,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 
-from benches import report
-from benches.layouts import Shape, describe
-from benches.report import size_name
-from benches.rows import Times, processor_time, turns
+from benches.shared import report
+from benches.shared.layouts import Shape, describe
+from benches.shared.report import size_name
+from benches.shared.rows import Times, processor_time, turns
 from penstock._native import Buffer, Descriptor, parse_size
 from penstock.layout.negotiate import LAYOUTS
 

@@ -19,10 +19,10 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-from benches import report
-from benches.layouts import Shape, describe
-from benches.report import MIB, progress, size_name
-from benches.rows import Times, processor_time, turns
+from benches.shared import report
+from benches.shared.layouts import Shape, describe
+from benches.shared.report import MIB, progress, size_name
+from benches.shared.rows import Times, processor_time, turns
 from lab.segments import Segment
 from penstock._native import Blocks, Buffer, Completion, Engine, Event, Outcome, Store
 from penstock.pool.namespace import namespace_digest

@@ -16,11 +16,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benches import report
-from benches.connectors import ENGINE_ENVIRONMENT
-from benches.engines import first_token, save_model
-from benches.report import progress
-from benches.rows import Times, turns
+from benches.shared import report
+from benches.shared.connectors import ENGINE_ENVIRONMENT
+from benches.shared.engines import first_token, save_model
+from benches.shared.report import progress
+from benches.shared.rows import Times, turns
 from lab.engines.node import Node
 from lab.models.prompts import tokens
 

@@ -28,12 +28,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benches import load_policy_plot, quiet, report
-from benches.behind import Behind
-from benches.connectors import ENGINE_ENVIRONMENT
-from benches.engines import BLOCK
-from benches.report import progress
-from benches.rows import turns
+from benches.shared import load_policy_plot, quiet, report
+from benches.shared.behind import Behind
+from benches.shared.connectors import ENGINE_ENVIRONMENT
+from benches.shared.engines import BLOCK
+from benches.shared.report import progress
+from benches.shared.rows import turns
 from lab.latency import percentile
 from lab.models.prompts import tokens
 

@@ -21,10 +21,10 @@ from typing import Any
 import psutil
 import uvloop
 
-from benches import report
-from benches.lookup_load import BLOCK, Storing, ask, fill, prompt, request, requests
-from benches.report import progress
-from benches.rows import turns
+from benches.shared import report
+from benches.shared.lookup_load import BLOCK, Storing, ask, fill, prompt, request, requests
+from benches.shared.report import progress
+from benches.shared.rows import turns
 from lab.processes import Server, free_port
 from lab.servers import PoolServer
 

@@ -19,10 +19,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from benches import report
-from benches.engines import BLOCK, save_model
-from benches.report import MIB, progress
-from benches.rows import Times, turns
+from benches.shared import report
+from benches.shared.engines import BLOCK, save_model
+from benches.shared.report import MIB, progress
+from benches.shared.rows import Times, turns
 from lab.engines.forks import Fork
 from lab.engines.node import Node
 from lab.models.prompts import tokens

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import penstock
-from benches import report, stores
-from benches.pool_clients import TIMEOUT, batches
-from benches.report import MIB
-from benches.stores import Payload, Values, Way
+from benches.shared import report, stores
+from benches.shared.pool_clients import TIMEOUT, batches
+from benches.shared.report import MIB
+from benches.shared.stores import Payload, Values, Way
 from lab.objects import BUCKET, ObjectServer
 
 PACK = 16 * MIB

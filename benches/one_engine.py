@@ -22,11 +22,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benches import quiet, report
-from benches.engines import first_token
-from benches.report import GIB, progress
-from benches.rows import Times, rotated, turns
-from benches.several import (
+from benches.shared import quiet, report
+from benches.shared.engines import first_token
+from benches.shared.report import GIB, progress
+from benches.shared.rows import Times, rotated, turns
+from benches.shared.several import (
     LABELS,
     OFFLOADING,
     OTHER,

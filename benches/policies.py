@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benches import report
+from benches.shared import report
 from penstock.sim import POLICIES, Trace
 
 TRACES = (

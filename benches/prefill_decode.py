@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benches import pairs, report, rows, serving
-from benches.connectors import Connector, Penstock
-from benches.pairs import Pair
-from benches.peers import Nixl
-from benches.report import progress
-from benches.systems import BASELINE, NAMES, every
+from benches.shared import pairs, report, rows, serving
+from benches.shared.connectors import Connector, Penstock
+from benches.shared.pairs import Pair
+from benches.shared.peers import Nixl
+from benches.shared.report import progress
+from benches.shared.systems import BASELINE, NAMES, every
 from lab.demo.engine import Engine
 from lab.demo.page import picture
 from lab.demo.pd import load

@@ -18,9 +18,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benches import report, stores
-from benches.pool_clients import TIMEOUT, Pool, penstock_key
-from benches.stores import Opened, Payload, Values, Way
+from benches.shared import report, stores
+from benches.shared.pool_clients import TIMEOUT, Pool, penstock_key
+from benches.shared.stores import Opened, Payload, Values, Way
 from lab.distributions import SQLITE, bring
 from lab.mooncake import Mooncake
 from penstock._native import Buffer

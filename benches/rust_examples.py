@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from benches import report
+from benches.shared import report
 from lab.segments import Segment
 
 EXAMPLES = ("encryption_throughput", "quota_cost", "shm_throughput")

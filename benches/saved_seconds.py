@@ -14,10 +14,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benches import report
-from benches.connectors import ENGINE_ENVIRONMENT, Connector, Penstock
-from benches.engines import BLOCK, MODELS, connected, first_token, save_model
-from benches.rows import rotated
+from benches.shared import report
+from benches.shared.connectors import ENGINE_ENVIRONMENT, Connector, Penstock
+from benches.shared.engines import BLOCK, MODELS, connected, first_token, save_model
+from benches.shared.rows import rotated
 from lab.engines.node import Node
 from lab.models.prompts import tokens
 

@@ -23,9 +23,9 @@ from typing import Any
 
 from vllm.v1.core.sched.output import KVConnectorBlockState, SchedulerOutput
 
-from benches import report
-from benches.rows import Times, turns
-from benches.scheduler_parts import BLOCK, Half, OwnCache, Requests
+from benches.shared import report
+from benches.shared.rows import Times, turns
+from benches.shared.scheduler_parts import BLOCK, Half, OwnCache, Requests
 from penstock.vllm.scheduler_facts import arrival, step
 
 PLACES = ("pool", "host memory", "half each", "nowhere")

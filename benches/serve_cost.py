@@ -11,11 +11,11 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from benches import report, serving
-from benches.connectors import ENGINE_ENVIRONMENT
-from benches.report import progress
-from benches.rows import Times, turns
-from benches.systems import BASELINE, NAMES, every
+from benches.shared import report, serving
+from benches.shared.connectors import ENGINE_ENVIRONMENT
+from benches.shared.report import progress
+from benches.shared.rows import Times, turns
+from benches.shared.systems import BASELINE, NAMES, every
 from lab.demo.servers import wait_until_ready
 
 FIGURES = {

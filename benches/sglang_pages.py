@@ -24,10 +24,10 @@ from sglang.srt.mem_cache.pool_host.base import host_memory_budget_scope
 from sglang.srt.mem_cache.pool_host.mha import get_mha_host_pool_cls
 from sglang.srt.mem_cache.storage import StorageBackendFactory
 
-from benches import report
-from benches.report import MIB, progress, size_name
-from benches.rows import Times
-from benches.stores import Way, compare
+from benches.shared import report
+from benches.shared.report import MIB, progress, size_name
+from benches.shared.rows import Times
+from benches.shared.stores import Way, compare
 from lab.segments import Segment
 from lab.servers import PoolServer
 from penstock.sglang import compat

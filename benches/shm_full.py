@@ -14,10 +14,10 @@ import os
 from functools import partial
 from typing import Any
 
-from benches import report
-from benches.pool_clients import TIMEOUT, penstock_key
-from benches.report import MIB, progress, size_name
-from benches.rows import Times
+from benches.shared import report
+from benches.shared.pool_clients import TIMEOUT, penstock_key
+from benches.shared.report import MIB, progress, size_name
+from benches.shared.rows import Times
 from lab.segments import Segment
 from penstock._native import Store
 

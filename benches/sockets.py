@@ -14,9 +14,9 @@ import socket
 import time
 from typing import Any
 
-from benches import report
-from benches.report import MIB, progress
-from benches.rows import Times, turns
+from benches.shared import report
+from benches.shared.report import MIB, progress
+from benches.shared.rows import Times, turns
 
 KINDS = ("unix socket", "TCP")
 PLACES = ("two cores", "one core")

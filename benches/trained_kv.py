@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from benches import report
+from benches.shared import report
 from benches.trained import text
 from benches.trained.recipe import Recipe, stream
 from benches.trained.train import trained

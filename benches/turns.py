@@ -16,10 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from benches import report, serving
-from benches.report import MIB, progress
-from benches.rows import Times, turns
-from benches.serving import Place
+from benches.shared import report, serving
+from benches.shared.report import MIB, progress
+from benches.shared.rows import Times, turns
+from benches.shared.serving import Place
 from lab.demo.engine import Engine
 from lab.demo.replay import REST_SECONDS
 from lab.demo.servers import wait_until_ready

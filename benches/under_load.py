@@ -26,11 +26,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benches import pairs, report, rows, serving
-from benches.pairs import Pair
-from benches.report import MIB, median_ratio, progress
-from benches.serving import Place
-from benches.systems import BASELINE, NAMES, every
+from benches.shared import pairs, report, rows, serving
+from benches.shared.pairs import Pair
+from benches.shared.report import MIB, median_ratio, progress
+from benches.shared.serving import Place
+from benches.shared.systems import BASELINE, NAMES, every
 from lab.demo.engine import Engine
 from lab.demo.page import picture
 from lab.demo.servers import wait_until_ready

@@ -22,10 +22,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benches import report
-from benches.connectors import ENGINE_ENVIRONMENT
-from benches.report import GIB, progress
-from benches.rows import Times, turns
+from benches.shared import report
+from benches.shared.connectors import ENGINE_ENVIRONMENT
+from benches.shared.report import GIB, progress
+from benches.shared.rows import Times, turns
 from lab.demo.engine import Engine
 from lab.processes import Interruption, Processes, free_port
 from penstock._native import FileDigests

@@ -12,10 +12,15 @@ ELSEWHERE = ("sglang",)
 """What has an environment of its own."""
 
 
-@pytest.mark.parametrize("bench", sorted(file.stem for file in FOLDER.glob("*.py")))
+def modules() -> list[str]:
+    files = (path.relative_to(FOLDER.parent) for path in FOLDER.rglob("*.py"))
+    return sorted(".".join(path.with_suffix("").parts) for path in files)
+
+
+@pytest.mark.parametrize("bench", modules())
 def test_a_bench_is_imported(bench: str) -> None:
     try:
-        importlib.import_module(f"benches.{bench}")
+        importlib.import_module(bench)
     except ModuleNotFoundError as error:
         if error.name not in ELSEWHERE:
             raise

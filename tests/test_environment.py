@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from benches import report
+from benches.shared import report
 from penstock import environment
 from penstock.cli.main import main
 

@@ -9,8 +9,8 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
-from benches.connectors import Connector
-from benches.peers import LMCache, Mooncake
+from benches.shared.connectors import Connector
+from benches.shared.peers import LMCache, Mooncake
 from lab.engines.node import new_process
 from lab.servers import PoolServer
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from benches.rows import groups
+from benches.shared.rows import groups
 from benches.trained.conditions import Condition, Request
 from benches.trained.questions import Question, encode
 from lab.engines.node import Answer

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benches.report import progress
-from benches.rows import groups
+from benches.shared.report import progress
+from benches.shared.rows import groups
 from benches.trained import harness
 from benches.trained.conditions import Condition, Request
 from benches.trained.harness import Score

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benches import load_policy_plot
+from benches.shared import load_policy_plot
 from penstock.cli import main
 from scripts.docs import dashboard, top
 from tests.pictures import faults

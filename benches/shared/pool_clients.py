@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import penstock
-from benches.stores import Values, Way
+from benches.shared.stores import Values, Way
 from penstock._native import Store
 
 TIMEOUT = 120.0

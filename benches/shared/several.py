@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benches import report
-from benches.connectors import ENGINE_ENVIRONMENT
-from benches.report import progress
+from benches.shared import report
+from benches.shared.connectors import ENGINE_ENVIRONMENT
+from benches.shared.report import progress
 from lab import segments
 from lab.engines.node import Node, StartError
 from lab.models.saved import COMMON

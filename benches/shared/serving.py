@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benches import quiet
-from benches.connectors import ENGINE_ENVIRONMENT, Connector
+from benches.shared import quiet
+from benches.shared.connectors import ENGINE_ENVIRONMENT, Connector
 from lab.demo.engine import Engine
 from lab.demo.servers import Servers
 from lab.models.chat import model_folder

@@ -1,7 +1,7 @@
 """What engines of benches have as their KV connector: nothing, or Penstock over one of its pools.
 
-`benches.peers` has those of others. Every server listens on loopback or a unix socket and keeps no
-data. It is ended by its pid.
+`benches.shared.peers` has those of others. Every server listens on loopback or a unix socket and
+keeps no data. It is ended by its pid.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from benches.layouts import Shape, describe
+from benches.shared.layouts import Shape, describe
 from penstock._native import Blocks, Buffer, Engine, Event, Outcome, Store
 from penstock.errors import StoreError
 from penstock.pool.namespace import namespace_digest

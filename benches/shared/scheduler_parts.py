@@ -12,7 +12,7 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.request import Request
 
-from benches.layouts import Shape, describe
+from benches.shared.layouts import Shape, describe
 from penstock._native import Buffer, Engine, Event, Store
 from penstock.vllm.adapters import NamedAdapters
 from penstock.vllm.agreement import Agreement

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from benches.connectors import Connector, Penstock, PenstockNode
-from benches.peers import Example, LMCache, Mooncake
+from benches.shared.connectors import Connector, Penstock, PenstockNode
+from benches.shared.peers import Example, LMCache, Mooncake
 
 BASELINE = "none"
 

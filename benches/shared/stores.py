@@ -13,9 +13,9 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
-from benches import report
-from benches.report import GIB, MIB, progress, size_name
-from benches.rows import Times, processor_time, turns
+from benches.shared import report
+from benches.shared.report import GIB, MIB, progress, size_name
+from benches.shared.rows import Times, processor_time, turns
 
 V = TypeVar("V")
 Values = Sequence[tuple[str, memoryview]]

@@ -9,10 +9,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from benches import report
-from benches.connectors import Connector
-from benches.report import progress
-from benches.serving import Place
+from benches.shared import report
+from benches.shared.connectors import Connector
+from benches.shared.report import progress
+from benches.shared.serving import Place
 from lab.demo.engine import Engine
 from lab.demo.servers import shares_of_cores, wait_until_ready
 from lab.processes import ServerFailed

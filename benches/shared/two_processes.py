@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benches import quiet
-from benches.connectors import Connector
-from benches.engines import KV_BYTES, connected
-from benches.report import median_ratio, progress
-from benches.rows import groups, rotated
-from benches.systems import BASELINE
+from benches.shared import quiet
+from benches.shared.connectors import Connector
+from benches.shared.engines import KV_BYTES, connected
+from benches.shared.report import median_ratio, progress
+from benches.shared.rows import groups, rotated
+from benches.shared.systems import BASELINE
 from lab.engines.node import Answer, Node
 from lab.models.prompts import tokens
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benches import quiet
-from benches.connectors import ENGINE_ENVIRONMENT, Connector
+from benches.shared import quiet
+from benches.shared.connectors import ENGINE_ENVIRONMENT, Connector
 from lab.engines.node import Answer, Node
 from lab.models import attention
 

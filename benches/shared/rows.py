@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from benches.report import median_ratio
+from benches.shared.report import median_ratio
 
 T = TypeVar("T")
 

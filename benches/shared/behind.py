@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benches.connectors import ENGINE_ENVIRONMENT
-from benches.engines import BLOCK, save_model
+from benches.shared.connectors import ENGINE_ENVIRONMENT
+from benches.shared.engines import BLOCK, save_model
 from lab.engines.node import Node
 from lab.network import Way
 from lab.servers import PoolServer

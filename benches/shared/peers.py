@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benches.connectors import POOL_BYTES, Connector, read_all
+from benches.shared.connectors import POOL_BYTES, Connector, read_all
 from lab.processes import Server, free_port
 from lab.servers import PoolServer
 

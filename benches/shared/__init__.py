@@ -1,0 +1,1 @@
+"""What several benches need: rows and reports, stores, engines, servers, other connectors."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import socket
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +220,41 @@ def test_the_short_way_is_open_again_after_the_long_one(
         assert at_once == []
         assert await client.ask(WHOLE) == 200
         assert at_once == [BODY]
+
+    serving(test)
+
+
+UNKNOWN = WHOLE.replace(b"llama", b"other")
+ANSWERS = {
+    WHOLE: 200,
+    HEALTH: 200,
+    CHUNKED: 200,
+    WAITS + BODY: 200,
+    UNKNOWN: 404,
+    # A body is no request, whatever it looks like, and whether anybody reads it.
+    b"POST /nothing HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(WHOLE) + WHOLE: 404,
+    b"GET /lookup HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(HEALTH) + HEALTH: 405,
+    PLAIN + b"X_y: z\r\n\r\n" + BODY: 200,
+}
+
+
+def test_answers_come_in_the_order_of_the_requests_however_these_come() -> None:
+    async def test(place: Place) -> None:
+        for seed in range(200):
+            rng = random.Random(seed)
+            asked = rng.choices(list(ANSWERS), k=rng.randrange(1, 9))
+            sent = b"".join(asked)
+            cuts = sorted(rng.randrange(len(sent)) for _ in range(rng.randrange(6)))
+            client = await place.connect()
+            for begin, end in pairwise([0, *cuts, len(sent)]):
+                await client.send(sent[begin:end])
+                # The server may read in between, or may not.
+                for _ in range(rng.randrange(4)):
+                    await asyncio.sleep(0)
+            expected = [ANSWERS[request] for request in asked]
+            assert [await client.status(skip=100) for _ in asked] == expected, seed
+            client.writer.close()
+        await eventually_async(lambda: len(place.connections) == 0)
 
     serving(test)
 

@@ -12,9 +12,8 @@ import logging
 import resource
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 logger = logging.getLogger("penstock.lookup")
 
@@ -38,24 +37,11 @@ class Patience:
     """Connections at the same time; fewer where the process may have fewer descriptors."""
 
 
-Addresses = tuple[tuple[str, int], tuple[str, int]]
-"""Host and port of a connection's client, and of its server: no two connections have the same."""
-
-
 class Connection:
     """One connection."""
 
-    def __init__(
-        self,
-        transport: asyncio.Transport,
-        host: str,
-        addresses: Addresses | None,
-        answered: Callable[[], None],
-    ) -> None:
+    def __init__(self, transport: asyncio.Transport, host: str) -> None:
         self.transport = transport
-        self.addresses = addresses
-        self.answered = answered
-        """Called when the application has answered a request that came over the connection."""
         self.host = host
         """The client's address; a proxy's clients have one together."""
         self.since = 0.0
@@ -73,25 +59,16 @@ class Connections:
         self._most = max(_LEAST, min(patience.connections, _descriptors() - _RESERVED))
         self._open: dict[Connection, None] = {}
         """In the order in which they were made."""
-        self._by_addresses: dict[Addresses, Connection] = {}
         self._is_told = False
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def open(
-        self, transport: asyncio.Transport, answered: Callable[[], None] = lambda: None
-    ) -> Connection:
+    def open(self, transport: asyncio.Transport) -> Connection:
         """A connection has been made. Another one may be closed for it, or it itself."""
-        peer, own = (transport.get_extra_info(name) for name in ("peername", "sockname"))
-        addresses = None
-        if isinstance(peer, tuple) and isinstance(own, tuple):
-            addresses = (peer[0], peer[1]), (own[0], own[1])
-        host = str(peer[0]) if isinstance(peer, tuple) else ""
-        made = Connection(transport, host, addresses, answered)
+        peer = transport.get_extra_info("peername")
+        made = Connection(transport, str(peer[0]) if isinstance(peer, tuple) else "")
         self._open[made] = None
-        if addresses is not None:
-            self._by_addresses[addresses] = made
         self.expect_head(made)
         if len(self._open) > self._most:
             self._make_room(made)
@@ -100,16 +77,6 @@ class Connections:
     def close(self, connection: Connection) -> None:
         """The connection is over."""
         self._open.pop(connection, None)
-        if connection.addresses is not None:
-            self._by_addresses.pop(connection.addresses, None)
-
-    def note_answer(self, scope: Mapping[str, Any]) -> None:
-        """The application has answered the request of an ASGI scope."""
-        client, server = scope.get("client"), scope.get("server")
-        if client is not None and server is not None:
-            addresses = (client[0], client[1]), (server[0], server[1])
-            if (connection := self._by_addresses.get(addresses)) is not None:
-                connection.answered()
 
     def expect_head(self, connection: Connection) -> None:
         """The client has to send a request's headers."""
@@ -157,7 +124,7 @@ class Connections:
 
     def _abort(self, connection: Connection) -> None:
         # Not `close`: that waits for a client that does not read.
-        self.close(connection)
+        self._open.pop(connection, None)
         connection.transport.abort()
 
 

@@ -26,6 +26,9 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
+ANSWERED = "penstock.answered"
+"""In the state of an ASGI scope: what is called when the request has been answered."""
+
 _INLINE_BYTES = 64 << 10
 """Bodies up to here are read and hashed at once; longer ones would delay other requests."""
 
@@ -88,7 +91,8 @@ class Application:
             await send({"type": "http.response.start", "status": status, "headers": listed})
             await send({"type": "http.response.body", "body": body})
         finally:
-            self.connections.note_answer(scope)
+            if (answered := scope.get("state", {}).get(ANSWERED)) is not None:
+                answered()
 
     def answer_at_once(self, headers: list[tuple[bytes, bytes]], body: bytes) -> bytes | None:
         """The answer to a look-up; None if it is refused, or takes a while."""

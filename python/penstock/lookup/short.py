@@ -20,7 +20,7 @@ import uvicorn
 
 from penstock.lookup.connections import Connection
 from penstock.lookup.framing import Framing, Headers, content_length, read_headers
-from penstock.lookup.http import Application
+from penstock.lookup.http import ANSWERED, Application
 
 _BEGINNING = b"POST /lookup HTTP/1.1\r\n"
 _NOT_PLAIN = frozenset((b"transfer-encoding", b"expect", b"upgrade"))
@@ -56,7 +56,7 @@ class ShortProtocol(asyncio.Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A connection begins: a head is expected from its first moment on."""
         self._transport = transport
-        self._place: Connection = self._connections.open(transport, self._note_answer)
+        self._place: Connection = self._connections.open(transport)
         self._long.connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -109,7 +109,7 @@ class ShortProtocol(asyncio.Protocol):
             or framing.whole != self._answered
         )
 
-    def _note_answer(self) -> None:
+    def note_answer(self) -> None:
         """A request that went the long way is answered."""
         self._answered += 1
         if self._framing.is_lost:
@@ -159,8 +159,9 @@ def in_front(application: Application) -> type[ShortProtocol]:
     class InFront(ShortProtocol):
         """A connection of this server, made with whatever uvicorn's own are made with."""
 
-        def __init__(self, **of_the_server: Any) -> None:
-            super().__init__(application, long(**of_the_server))
+        def __init__(self, *, app_state: dict[str, Any], **of_the_server: Any) -> None:
+            state = app_state | {ANSWERED: self.note_answer}
+            super().__init__(application, long(app_state=state, **of_the_server))
 
     return InFront
 

@@ -141,8 +141,9 @@ if len(sys.argv) == 1: subprocess.run([sys.executable, __file__, "child"], check
     assert found["computes"].cpu >= 0.3
 
 
-def test_a_run_that_is_ended_ends_its_stages(tmp_path: Path) -> None:
-    """SIGTERM is what a time limit sends."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda each: each.name)
+def test_a_run_that_is_ended_ends_its_stages(tmp_path: Path, number: signal.Signals) -> None:
+    """SIGTERM is what a time limit sends, and SIGINT what Ctrl-C does."""
     program = """
 import pathlib, sys
 from scripts.test import __main__ as main
@@ -154,8 +155,8 @@ sys.exit(main.main())
 """
     run = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], cwd=ROOT)
     eventually((tmp_path / "begun").exists)
-    run.terminate()
-    assert run.wait() == 128 + signal.SIGTERM
+    run.send_signal(number)
+    assert run.wait() == 128 + number
     eventually(lambda: not runs("sleep 98766"))
 
 

@@ -33,8 +33,6 @@ def main() -> int:
     parser.add_argument("kind", choices=KINDS, help=kinds)
     parser.add_argument("words", nargs="*", help="only stages whose names have one of these")
     args = parser.parse_args()
-    # As Ctrl-C does: stages that run are ended, too.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     kind = args.kind
     wanted = {"all", "full"} if kind == "full" else {kind}
     stages = [stage for stage in STAGES if wanted & set(stage.kinds)]
@@ -61,7 +59,10 @@ def run(stages: list[Stage], digests: dict[str, str]) -> tuple[list[str], list[s
     that failed said of it."""
     summary: list[str] = []
     failures: list[str] = []
-    with contextlib.closing(Lanes(ROOT).run(stages)) as outcomes:
+    lanes = Lanes(ROOT)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lanes.interrupt)
+    with contextlib.closing(lanes.run(stages)) as outcomes:
         for outcome in outcomes:
             stage = outcome.stage
             line = f"{stage.name:<56} {outcome.seconds:5.0f} s {outcome.cpu:5.0f} CPU s"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import re
 import signal
 import subprocess
@@ -57,31 +58,36 @@ class Lanes:
         self._waits_for_both = False
         self._running: set[subprocess.Popen[bytes]] = set()
         self._stopped = False
+        self._said: queue.SimpleQueue[Outcome | int] = queue.SimpleQueue()
+        """What is over, and the numbers of signals."""
+
+    def interrupt(self, number: int, _frame: object = None) -> None:
+        """Handles a signal: the run ends its stages and raises `SystemExit`.
+
+        Nothing is raised in the handler itself. Python may run it in the middle of taking a lock,
+        which would stay taken then, or where what is raised is ignored.
+        """
+        self._said.put(number)
 
     def run(self, stages: Sequence[Stage]) -> Generator[Outcome, None, None]:
         """Runs the stages in this order, `LANES` at a time, and yields each as it is over."""
         left = list(stages)
-        over: list[Outcome] = []
-        is_over = threading.Condition()
 
         def work() -> None:
             while (stage := self._take(left)) is not None:
                 outcome = self._run(stage)
                 self._give_back(stage)
-                with is_over:
-                    over.append(outcome)
-                    is_over.notify()
+                self._said.put(outcome)
 
         threads = [threading.Thread(target=work, daemon=True) for _ in range(LANES)]
         try:
-            # A signal may end this run while they begin.
             for thread in threads:
                 thread.start()
             for _ in stages:
-                with is_over:
-                    is_over.wait_for(lambda: over)
-                    outcome = over.pop(0)
-                yield outcome
+                said = self._said.get()
+                if isinstance(said, int):
+                    sys.exit(128 + said)
+                yield said
         finally:
             self._stop()
             for thread in threads:

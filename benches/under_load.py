@@ -100,7 +100,7 @@ def route(place: Place, pair: Pair) -> str:
 
 
 @contextlib.contextmanager
-def busy(engine: Engine) -> Iterator[None]:
+def busy(engine: Engine, seed: str) -> Iterator[None]:
     """Keeps a server busy with prompts that nobody else sends."""
     over = threading.Event()
 
@@ -108,7 +108,7 @@ def busy(engine: Engine) -> Iterator[None]:
         for number in itertools.count():
             if over.is_set():
                 return
-            engine.complete([BEGIN, *tokens(BUSY_TOKENS, f"busy {number}")], BUSY_ANSWER)
+            engine.complete([BEGIN, *tokens(BUSY_TOKENS, f"busy {seed} {number}")], BUSY_ANSWER)
 
     thread = threading.Thread(target=ask)
     thread.start()
@@ -123,20 +123,20 @@ def drive(place: Place, pair: Pair, url: str, seed: int, sessions: int, rate: fl
     """Sends conversations to a system at a rate. Returns what `vllm bench serve` says of them."""
     sent = place.folder / "requests.jsonl"
     write_requests(sent, seed, sessions)
-    with busy(pair.engines[1]):
-        found = place.drive(
-            url,
-            sessions * TURNS,
-            dataset_name="custom",
-            dataset_path=sent,
-            custom_output_len=ANSWER_TOKENS,
-            skip_chat_template=True,
-            disable_shuffle=True,
-            request_rate=rate,
-            seed=1,
-            percentile_metrics="ttft",
-            save_detailed=True,
-        )
+    found = place.drive(
+        url,
+        sessions * TURNS,
+        beside=busy(pair.engines[1], f"{pair.name} {seed}"),
+        dataset_name="custom",
+        dataset_path=sent,
+        custom_output_len=ANSWER_TOKENS,
+        skip_chat_template=True,
+        disable_shuffle=True,
+        request_rate=rate,
+        seed=1,
+        percentile_metrics="ttft",
+        save_detailed=True,
+    )
     return {key: found[key] for key in (*FIGURES, "ttfts", "duration")}
 
 
@@ -244,10 +244,10 @@ def main() -> None:
         group = [Pair(name, every()[name]) for name in (BASELINE, *names)]
         groups.append(measure(group, args, rate))
         rate = groups[0]["rate"]
-    if args.plot:
-        args.plot.write_text(draw(groups[0]), encoding="utf-8")
     settings = {"saturation": rate, "loads": args.loads, "sessions": args.sessions}
     report.finish(args, table(groups), {**settings, "rounds": args.rounds, "groups": groups})
+    if args.plot:
+        args.plot.write_text(draw(groups[0]), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -84,7 +84,8 @@ class Place:
     ) -> dict[str, Any]:
         """Runs `vllm bench serve` once, when the machine has come to rest. Returns its result.
 
-        What is `beside` it begins after the rest. Options have the names that they have there. One that is True takes no value.
+        What is `beside` it begins after the rest. Options have the names that they have there. One
+        that is True takes no value.
 
         Raises:
             RuntimeError: it fails, or not all requests were answered.

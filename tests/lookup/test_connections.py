@@ -92,6 +92,7 @@ class Place:
             self.made.append(protocol(config=config, server_state=self.state, app_state={}))
             return self.made[-1]
 
+        self.make = make
         server = await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]
         return server
@@ -273,7 +274,57 @@ def test_a_request_of_unknown_length_has_its_time_and_no_more() -> None:
     serving(test)
 
 
-def test_who_waits_for_an_answer_is_never_closed() -> None:
+@pytest.mark.parametrize(
+    "last",
+    [HEALTH[:-2] + b"Connection: close\r\n\r\n" + HEALTH, HEALTH[:-2] + b"A: \x00\r\n\r\n"],
+    ids=["it asks for the end", "it is refused"],
+)
+def test_who_does_not_read_the_last_answer_is_closed(last: bytes) -> None:
+    class Unread:
+        """A connection whose client reads nothing: it is closing until it is aborted."""
+
+        def __init__(self) -> None:
+            self.is_aborted = self._is_closing = False
+
+        def is_closing(self) -> bool:
+            return self._is_closing
+
+        def close(self) -> None:
+            self._is_closing = True
+
+        def abort(self) -> None:
+            self.is_aborted = True
+
+        def get_extra_info(self, _name: str) -> None:
+            return None
+
+        def write(self, _data: bytes) -> None:
+            pass
+
+        def pause_reading(self) -> None:
+            pass
+
+        resume_reading = pause_reading
+
+    async def test(place: Place) -> None:
+        protocol, transport = place.make(), Unread()
+        protocol.connection_made(transport)
+        protocol.data_received(last)
+        await eventually_async(transport.is_closing)
+        await eventually_async(lambda: protocol._is_ending)
+        place.pass_time(30.1)
+        assert transport.is_aborted
+        protocol.connection_lost(None)
+
+    serving(test)
+
+
+@pytest.mark.parametrize(
+    ("request_text", "body"),
+    [(WAITS, BODY), (CHUNKED[:-5], b"0\r\n\r\n")],
+    ids=["of known length", "of unknown length"],
+)
+def test_who_waits_for_an_answer_is_never_closed(request_text: bytes, body: bytes) -> None:
     frozen: list[Frozen] = []
 
     def freeze(service: Service) -> Frozen:
@@ -283,9 +334,10 @@ def test_who_waits_for_an_answer_is_never_closed() -> None:
     async def test(place: Place) -> None:
         client = await place.connect()
         # Not the short way, which does not wait.
-        await client.send(WAITS)
-        assert await client.reader.readexactly(len(CONTINUES)) == CONTINUES
-        await client.send(BODY)
+        await client.send(request_text)
+        if request_text == WAITS:
+            assert await client.reader.readexactly(len(CONTINUES)) == CONTINUES
+        await client.send(body)
         place_of = next(iter(place.connections._open))
         await eventually_async(lambda: place_of.deadline is None)
         place.pass_time(1e6)

@@ -260,6 +260,7 @@ def test_requests_are_answered_however_they_come(
         (WHOLE.replace(b"Host", b"Ho st"), 400),
         (WHOLE.replace(b"Host: here", b"Host: here\r\nContent-Length: 5"), 400),
         (WHOLE.replace(b"Host: here", b"Host: here\r\nTransfer-Encoding: x"), 400),
+        (WHOLE.replace(b"Content-Length: ", b"Content-Length: " + b"0" * 5000), 413),
         (WHOLE.replace(b"llama", b"other"), 404),
         (WHOLE.replace(b"POST /lookup", b"POST /look"), 404),
         (PLAIN + b"Connection: close\r\n\r\n" + BODY, 200),

@@ -7,10 +7,18 @@ be told beyond doubt, it says so, and says nothing more of the connection.
 
 from __future__ import annotations
 
+import re
+
 Headers = list[tuple[bytes, bytes]]
 
 _MOST_HEAD_BYTES = 64 << 10
 """A longer head is none that this service has to know the end of."""
+_MOST_DIGITS = 18
+"""How many digits a body's length may have. No body has more bytes."""
+_NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""A header's name, as in RFC 9110, section 5.6.2."""
+_VALUE = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
+"""A header's value, with the white space around it: no control bytes."""
 _METHODS = (b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"OPTIONS", b"PATCH")
 _END = b"\r\n\r\n"
 
@@ -40,31 +48,52 @@ class Framing:
 
     def feed(self, data: bytes) -> None:
         """Takes the next bytes of the connection."""
-        while data and not self.is_lost:
+        at = 0
+        while at < len(data) and not self.is_lost:
             if self._body_left:
-                taken = min(self._body_left, len(data))
+                taken = min(self._body_left, len(data) - at)
                 self._body_left -= taken
-                data = data[taken:]
+                at += taken
                 self.whole += self._body_left == 0
             else:
-                data = self._feed_head(data)
+                at = self._feed_head(data, at)
 
-    def _feed_head(self, data: bytes) -> bytes:
-        """Takes bytes up to the end of a head, and returns the others."""
-        self._head += data
-        # Empty lines before a request are allowed (RFC 9112, section 2.2).
-        head, end, rest = self._head.lstrip(b"\r\n").partition(_END)
-        if not end:
-            if len(self._head) > _MOST_HEAD_BYTES:
-                self.is_lost = True
-                self._head.clear()
-            return b""
-        length = _body_length(bytes(head))
+    def _feed_head(self, data: bytes, at: int) -> int:
+        """Takes bytes of a head, from `at` on. Returns where what it has not taken begins.
+
+        Nothing is copied but a head, once: a piece may hold thousands of requests.
+        """
+        if self._head:
+            before = len(self._head)
+            self._head += data[at:]
+            end = self._head.find(_END, max(0, before - len(_END) + 1))
+            if end < 0:
+                return self._keep_beginning(data)
+            head = bytes(self._head[:end])
+            self._head.clear()
+            at += end + len(_END) - before
+        else:
+            # Empty lines before a request are allowed (RFC 9112, section 2.2).
+            while at < len(data) and data[at] in b"\r\n":
+                at += 1
+            end = data.find(_END, at)
+            if end < 0:
+                self._head += data[at:]
+                return self._keep_beginning(data)
+            head = data[at:end]
+            at = end + len(_END)
+        length = _body_length(head) if len(head) <= _MOST_HEAD_BYTES else None
         self.is_lost = length is None
-        self._head.clear()
         self._body_left = length or 0
         self.whole += length == 0
-        return bytes(rest)
+        return at
+
+    def _keep_beginning(self, data: bytes) -> int:
+        """Takes all of a piece in which a head does not end."""
+        if len(self._head) > _MOST_HEAD_BYTES:
+            self.is_lost = True
+            self._head.clear()
+        return len(data)
 
 
 def _body_length(head: bytes) -> int | None:
@@ -84,11 +113,10 @@ def read_headers(fields: bytes) -> Headers | None:
     not what every reader takes for the same."""
     headers: Headers = []
     for line in fields.split(b"\r\n") if fields else ():
-        name, sign, value = line.partition(b":")
-        name, value = name.lower(), value.strip()
-        if not sign or not name.replace(b"-", b"").isalnum() or b"\n" in value or b"\r" in value:
+        name, _, value = line.partition(b":")
+        if not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
             return None
-        headers.append((name, value))
+        headers.append((name.lower(), value.strip(b" \t")))
     return headers
 
 
@@ -97,4 +125,7 @@ def content_length(headers: Headers) -> int | None:
     lengths = [value for name, value in headers if name == b"content-length"]
     if not lengths:
         return 0
-    return int(lengths[0]) if len(lengths) == 1 and lengths[0].isdigit() else None
+    length = lengths[0]
+    # Python refuses to read numbers of thousands of digits.
+    is_told = len(lengths) == 1 and length.isdigit() and len(length) <= _MOST_DIGITS
+    return int(length) if is_told else None

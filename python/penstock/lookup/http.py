@@ -29,6 +29,9 @@ Send = Callable[[Message], Awaitable[None]]
 ANSWERED = "penstock.answered"
 """In the state of an ASGI scope: what is called when the request has been answered."""
 
+WHOLE = "penstock.whole"
+"""In the state of an ASGI scope: what is called when the request's body has been read."""
+
 _INLINE_BYTES = 64 << 10
 """Bodies up to here are read and hashed at once; longer ones would delay other requests."""
 
@@ -143,6 +146,8 @@ class Application:
         self._running += 1
         try:
             body = await self._body(scope["headers"], receive)
+            if (is_whole := scope.get("state", {}).get(WHOLE)) is not None:
+                is_whole()
             return 200, _json(_answer(await self._look_up(body))), b"application/json"
         finally:
             self._running -= 1
@@ -164,7 +169,8 @@ class Application:
         most = self._limits.body_bytes
         too_large = _Failure(413, f"a request may have {most} bytes")
         announced = next((value for name, value in headers if name == b"content-length"), b"0")
-        if not announced.isdigit() or int(announced) > most:
+        # Python refuses to read numbers of thousands of digits.
+        if not announced.isdigit() or len(announced) > 18 or int(announced) > most:
             raise too_large
         with _Deadline(self._limits.body_seconds) as deadline:
             try:

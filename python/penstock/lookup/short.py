@@ -20,7 +20,7 @@ import uvicorn
 
 from penstock.lookup.connections import Connection
 from penstock.lookup.framing import Framing, Headers, content_length, read_headers
-from penstock.lookup.http import ANSWERED, Application
+from penstock.lookup.http import ANSWERED, WHOLE, Application
 
 _BEGINNING = b"POST /lookup HTTP/1.1\r\n"
 _NOT_PLAIN = frozenset((b"transfer-encoding", b"expect", b"upgrade"))
@@ -52,6 +52,8 @@ class ShortProtocol(asyncio.Protocol):
         self._turn = _Turn.HEAD
         self._is_read = True
         """Whether the client reads its answers."""
+        self._is_ending = False
+        """Whether uvicorn has closed the connection, and the client is to read what is left."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A connection begins: a head is expected from its first moment on."""
@@ -78,7 +80,8 @@ class ShortProtocol(asyncio.Protocol):
         """The client has read."""
         self._is_read = True
         self._long.resume_writing()
-        self._expect(self._turn)
+        if not self._is_ending:
+            self._expect(self._turn)
 
     def data_received(self, data: bytes) -> None:
         """Answers, or hands the bytes on."""
@@ -109,21 +112,33 @@ class ShortProtocol(asyncio.Protocol):
             or framing.whole != self._answered
         )
 
+    def note_body(self) -> None:
+        """The application has the whole body of a request that went the long way."""
+        if self._framing.is_lost:
+            self._turn = _Turn.ANSWER
+            self._expect(self._turn)
+
     def note_answer(self) -> None:
         """A request that went the long way is answered."""
         self._answered += 1
         if self._framing.is_lost:
             self._turn = _Turn.REQUEST
             self._expect(self._turn)
-        else:
-            self._go_on()
+        self._go_on(has_answered=True)
 
-    def _go_on(self) -> None:
+    def _go_on(self, *, has_answered: bool = False) -> None:
         """Sets whose turn it is. What trickles in puts no deadline off."""
         framing = self._framing
+        if self._transport.is_closing():
+            # No request is answered any more, and what the client does not read would keep its
+            # place for ever.
+            if not self._is_ending:
+                self._is_ending = True
+                self._connections.expect_reading(self._place)
+            return
         if framing.is_lost:
-            # No end of a request is seen any more: answer and body have one deadline together.
-            turn = _Turn.BODY
+            # No end of a request is seen any more. The application tells of bodies and answers.
+            turn = self._turn if has_answered or self._turn is _Turn.ANSWER else _Turn.BODY
         elif framing.whole > self._answered:
             turn = _Turn.ANSWER
         elif framing.is_in_body:
@@ -160,7 +175,7 @@ def in_front(application: Application) -> type[ShortProtocol]:
         """A connection of this server, made with whatever uvicorn's own are made with."""
 
         def __init__(self, *, app_state: dict[str, Any], **of_the_server: Any) -> None:
-            state = app_state | {ANSWERED: self.note_answer}
+            state = app_state | {WHOLE: self.note_body, ANSWERED: self.note_answer}
             super().__init__(application, long(app_state=state, **of_the_server))
 
     return InFront

@@ -24,7 +24,8 @@ from benches.shared.rows import Times, turns
 from lab.engines.node import Node
 from lab.models.prompts import tokens
 
-BASELINE, ACROSS = LAYOUTS = ("LBHNC", "BLHNC")
+LAYOUTS = ("LBHNC", "BLHNC")
+BASELINE = LAYOUTS[0]
 OUTPUT_TOKENS = 64
 FIRST_TOKEN, PER_TOKEN = FIGURES = ("first_token", "per_token")
 COLUMNS = [

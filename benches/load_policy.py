@@ -237,9 +237,9 @@ def main() -> None:
         else:
             found = sweep(args, Path(name))
             shown = sweep_table(found)
+    report.finish(args, shown, found)
     if args.plot is not None and not args.queue:
         args.plot.write_text(load_policy_plot.draw(found["rows"]), encoding="utf-8")
-    report.finish(args, shown, found)
 
 
 if __name__ == "__main__":

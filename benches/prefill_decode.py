@@ -197,10 +197,10 @@ def main() -> None:
     args = report.begin(parser)
     measured = [measure([PLAIN, *some], args) for some in rows.groups(args.systems, pairs.GROUP)]
     groups = [group for group, _ in measured]
-    if args.plot:
-        args.plot.write_text(draw(measured[0][1]), encoding="utf-8")
     settings = {"prompts": args.prompts, "rounds": args.rounds, "load": args.load}
     report.finish(args, table(groups), {**settings, "groups": groups})
+    if args.plot:
+        args.plot.write_text(draw(measured[0][1]), encoding="utf-8")
 
 
 if __name__ == "__main__":

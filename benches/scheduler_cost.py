@@ -16,8 +16,8 @@ import argparse
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -38,15 +38,6 @@ DECODING = 1_000
 def tokens_of(count: int) -> list[int]:
     """Tokens at random."""
     return [random.randrange(100_000) for _ in range(count)]
-
-
-@contextmanager
-def opened(blocks: int) -> Iterator[Half]:
-    half = Half(blocks)
-    try:
-        yield half
-    finally:
-        half.close()
 
 
 def one_prompt(
@@ -90,7 +81,7 @@ def prompts(requests: Requests, tokens: int, rounds: int) -> list[dict[str, Any]
     """A row for each place where the blocks of a prompt may be."""
     times = Times()
     own = OwnCache((rounds + 1) * len(PLACES) * tokens)
-    with opened(tokens // BLOCK + 16) as half:
+    with closing(Half(tokens // BLOCK + 16)) as half:
         # The first prompt pays for things that all later ones use.
         for number, place in turns(PLACES, rounds):
             report.progress(f"{tokens} tokens, {place}, round {number}")
@@ -174,7 +165,7 @@ def main() -> None:
     args = report.begin(parser)
     requests = Requests()
     rows = [row for tokens in args.tokens for row in prompts(requests, tokens, args.rounds)]
-    with opened(64) as half:
+    with closing(Half(64)) as half:
         steps = decode_steps(requests, half, args.requests, 20 * args.rounds)
     decoding = {name: statistics.median(times) for name, times in steps.items() if times}
     tables = [

@@ -63,12 +63,10 @@ class Answered:
     first_token: list[float] = field(default_factory=list)
     """Seconds, of later turns."""
 
-    def lead(self, engine: Engine, number: int, args: argparse.Namespace) -> None:
-        """New conversations, each turn of all of them before the next."""
-        prompts = [
-            [BEGIN, *tokens(FIRST_TOKENS, f"{number}/{session}")]
-            for session in range(args.sessions)
-        ]
+    def lead(
+        self, engine: Engine, number: int, prompts: list[list[int]], args: argparse.Namespace
+    ) -> None:
+        """Goes on with conversations that begin so, each turn of all of them before the next."""
         with ThreadPoolExecutor(args.clients) as pool:
             for turn in range(args.turns):
                 answers = list(pool.map(lambda p: engine.complete(p, ANSWER_TOKENS), prompts))
@@ -129,8 +127,12 @@ def main() -> None:
             progress(f"round {number + 1} of {args.rounds}: {row}")
             time.sleep(REST_SECONDS)
             of = answered[row] if number >= 0 else Answered()
+            prompts = [
+                [BEGIN, *tokens(FIRST_TOKENS, f"{number}/{session}")]
+                for session in range(args.sessions)
+            ]
             began = time.perf_counter()
-            of.lead(engines[row], number, args)
+            of.lead(engines[row], number, prompts, args)
             times.add(number, row, ROUND, time.perf_counter() - began)
     base = BASELINE if BASELINE in args.rows else args.rows[0]
     result: dict[str, Any] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import importlib
 import select
@@ -54,7 +53,6 @@ class Threads:
         self._pool.shutdown()
 
 
-@functools.cache
 def penstock_key(name: str) -> bytes:
     """A key in Penstock's fixed-width form: namespace, chunk, and a span of one layer."""
     digest = hashlib.sha256(name.encode()).digest()

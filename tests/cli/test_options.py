@@ -82,6 +82,13 @@ class TextAsCount:
 
 
 @dataclass(frozen=True)
+class ListAsText:
+    """Settings whose option would give one text where the field has several."""
+
+    rooms: list[str] = option(None, "NAMES", "which ones")
+
+
+@dataclass(frozen=True)
 class Flag:
     """Settings with a field that is true or false, which no option gives."""
 
@@ -107,6 +114,7 @@ class NoOption:
     [
         (CountAsText, r"CountAsText\.rooms is <class 'str'>, but its option N gives int"),
         (TextAsCount, r"TextAsCount\.rooms is <class 'int'>, but its option ROOMS gives str"),
+        (ListAsText, r"ListAsText\.rooms is list\[str\], but its option NAMES gives str"),
         (Flag, r"Flag\.is_open is bool | None, but its option N gives int"),
         (NoChoice, r"NoChoice\.colour is 'green' by default: none of \('red', 'blue'\)"),
         (NoOption, r"no Option, but 'red'"),

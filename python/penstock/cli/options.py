@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
-from types import NoneType
-from typing import Any, TypeVar, get_args, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from penstock.cli import words
 from penstock.option import Option
@@ -93,7 +93,8 @@ def _options(settings: type[Any]) -> Iterator[tuple[Field[Any], Option]]:
 
 def _check(place: str, declared: Any, field: Field[Any], option: Option) -> None:
     """Refuses an option whose values are not of the field's declared type."""
-    taken = set(get_args(declared) or [declared]) - {NoneType}
+    is_union = get_origin(declared) in (Union, UnionType)
+    taken = set(get_args(declared) if is_union else [declared]) - {NoneType}
     read = _kind(option).type
     if taken != {read}:
         raise TypeError(

@@ -99,7 +99,8 @@ class ShortProtocol(asyncio.Protocol):
             return
         self._framing.feed(data)
         self._long.data_received(data)
-        self._go_on()
+        is_served = self._turn is _Turn.ANSWER
+        self._go_on(lost=_Turn.ANSWER if is_served else _Turn.BODY)
 
     @property
     def _is_under_way(self) -> bool:
@@ -114,20 +115,16 @@ class ShortProtocol(asyncio.Protocol):
 
     def note_body(self) -> None:
         """The application has the whole body of a request that went the long way."""
-        if self._framing.is_lost:
-            self._turn = _Turn.ANSWER
-            self._expect(self._turn)
+        self._go_on(lost=_Turn.ANSWER)
 
     def note_answer(self) -> None:
         """A request that went the long way is answered."""
         self._answered += 1
-        if self._framing.is_lost:
-            self._turn = _Turn.REQUEST
-            self._expect(self._turn)
-        self._go_on(has_answered=True)
+        self._go_on(lost=_Turn.REQUEST)
 
-    def _go_on(self, *, has_answered: bool = False) -> None:
-        """Sets whose turn it is. What trickles in puts no deadline off."""
+    def _go_on(self, *, lost: _Turn) -> None:
+        """Sets whose turn it is: `lost`, if no end of a request is seen any more. What trickles in
+        puts no deadline off."""
         framing = self._framing
         if self._transport.is_closing():
             # No request is answered any more, and what the client does not read would keep its
@@ -137,8 +134,7 @@ class ShortProtocol(asyncio.Protocol):
                 self._connections.expect_reading(self._place)
             return
         if framing.is_lost:
-            # No end of a request is seen any more. The application tells of bodies and answers.
-            turn = self._turn if has_answered or self._turn is _Turn.ANSWER else _Turn.BODY
+            turn = lost
         elif framing.whole > self._answered:
             turn = _Turn.ANSWER
         elif framing.is_in_body:

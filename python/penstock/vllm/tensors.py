@@ -107,10 +107,11 @@ def reduced(data: torch.Tensor) -> tuple[int, int]:
     """
     import torch
 
-    odd = -data.numel() % 8
-    padded = torch.nn.functional.pad(data, (0, odd)) if odd or data.data_ptr() % 8 else data
-    # A padded copy begins where its memory does.
-    words = (padded.clone() if padded.data_ptr() % 8 else padded).view(torch.int64)
+    nbytes = data.numel()
+    padding = -nbytes % 8
+    if padding or data.storage_offset() % 8:
+        data = torch.cat([data, data.new_zeros(padding)])
+    words = data.view(torch.int64)
     sums = [torch.zeros((), dtype=torch.int64, device=words.device) for _ in range(2)]
     for start in range(0, words.numel(), _WORDS):
         part = words[start : start + _WORDS]
@@ -121,7 +122,7 @@ def reduced(data: torch.Tensor) -> tuple[int, int]:
                 mixed = (mixed ^ (mixed >> 29)) * factor
             sums[turn] = sums[turn] + (mixed ^ (mixed >> 32)).sum()
     low, high = (int(total) % (1 << 64) for total in sums)
-    return low, (high + data.numel()) % (1 << 64)
+    return low, (high + nbytes) % (1 << 64)
 
 
 def one_digest(digests: Mapping[str, str]) -> str:

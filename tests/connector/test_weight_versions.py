@@ -16,7 +16,7 @@ from penstock.pool.namespace import publish_namespace
 from penstock.vllm.groups import Group
 from penstock.vllm.messages import ModelShare, ModelShares, RankWeights
 from penstock.vllm.model_facts import shared_facts
-from penstock.vllm.worker import Reading, Weights
+from penstock.vllm.worker import PARTIAL, Reading, Weights
 from tests.connector.engine import PlainEngine
 
 FULL = Group(0, "full_attention", 4, None, "bfloat16", ())
@@ -34,16 +34,19 @@ class Memory:
 
     def __init__(self) -> None:
         self.tensors = [0, 0]
-        self.is_readable = True
+        self.is_readable = self.has_files = self.is_whole = True
         self.read_whole = 0
 
     def read(self, reading: Reading) -> ModelShares | None:
         if not self.is_readable:
             return None
+        if reading is Reading.FILES:
+            return ModelShares(share(f"files:{self.tensors}")) if self.has_files else None
+        told = "" if self.is_whole else PARTIAL
         if reading is Reading.SAMPLE:
-            return ModelShares(share(f"sample:{self.tensors[0]}"))
+            return ModelShares(share(f"{told}sample:{self.tensors[0]}"))
         self.read_whole += 1
-        return ModelShares(share(f"tensors:{self.tensors}"))
+        return ModelShares(share(f"{told}tensors:{self.tensors}"))
 
 
 def begun(memory: Memory) -> tuple[Weights, list[int]]:
@@ -79,6 +82,14 @@ class Life(RuleBasedStateMachine):
         self.weights.note_change()
         assert len(self.seen) == before + 2
 
+    @rule(value=values, place=st.integers(0, 1))
+    def reload(self, value: int, place: int) -> None:
+        """From files, all of them."""
+        self.weights.note_change()
+        self.memory.tensors[place] = value
+        self.weights.note_reload()
+        assert now(self.weights) == f"files:{self.memory.tensors}"
+
     @rule(value=values, place=st.integers(0, 1), fails=st.booleans())
     def call(self, value: int, place: int, fails: bool) -> None:
         """By a method that says nothing."""
@@ -112,7 +123,10 @@ class Life(RuleBasedStateMachine):
         if start and not self.seen:
             # Nobody has asked for the bytes, so nobody has read them.
             return
-        assert told == ("files:start" if start else f"tensors:{self.memory.tensors}")
+        tensors = f"tensors:{self.memory.tensors}"
+        # Nobody has written since, or just the same.
+        files = f"files:{self.memory.tensors}"
+        assert told in ("files:start" if start else tensors, files)
 
     @rule(version=st.sampled_from(["one", "two"]))
     def tell_named(self, version: str) -> None:
@@ -140,6 +154,20 @@ def test_weights_that_cannot_be_read_are_taken_for_changed_and_are_unknown() -> 
     assert now(weights) == now(weights, "named") == "unknown"
     memory.is_readable = True
     assert now(weights) == "tensors:[0, 0]", "nobody knows what they were"
+
+
+def test_weights_that_are_not_among_the_tensors_are_known_by_their_files_alone() -> None:
+    memory = Memory()
+    memory.is_whole = False
+    weights, seen = begun(memory)
+    weights.compare(lambda: None)
+    assert not seen, "what can be seen has not changed"
+    weights.note_change()
+    assert now(weights) == now(weights, "named") == "unknown"
+    weights.note_reload()
+    assert now(weights) == "files:[0, 0]"
+    memory.has_files = False
+    assert now(weights) == "unknown"
 
 
 def test_nothing_is_read_while_an_update_goes_on() -> None:

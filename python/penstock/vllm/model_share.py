@@ -10,16 +10,18 @@ import hashlib
 import json
 import logging
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from penstock.errors import PenstockError
 from penstock.identity import WeightFiles, digest_threads
 from penstock.vllm import compat
 from penstock.vllm.messages import ModelShare, ModelShares
 from penstock.vllm.settings import Settings
 from penstock.vllm.tensors import digest_tensors, one_digest, sample_tensors
-from penstock.vllm.worker import Reading
+from penstock.vllm.worker import PARTIAL, Reading
 
 logger = logging.getLogger("vllm.penstock")
 
@@ -72,16 +74,26 @@ def live_models(vllm_config: Any, reading: Reading) -> ModelShares | None:
     be read, as those that some kernel keeps in a form of its own."""
 
     def weights(model: Any, is_draft: bool) -> str:
+        if reading is Reading.FILES:
+            files = None if is_draft else compat.weight_files(model)
+            if files is None:
+                raise FileNotFoundError
+            return f"files:{_digests_of(files).digest()}"
+        whole = PARTIAL if compat.hides_weights(model) else ""
         if reading is Reading.SAMPLE:
-            return f"sample:{one_digest(sample_tensors(compat.weight_tensors(model)))}"
-        return _weights_in_memory(model)
+            return f"{whole}sample:{one_digest(sample_tensors(compat.weight_tensors(model)))}"
+        return whole + _weights_in_memory(model)
 
     began = time.monotonic()
     try:
         shares = _shares(vllm_config, weights)
-    except (RuntimeError, TypeError, ValueError) as error:
-        logger.warning("Penstock: cannot read the weights in memory: %s", error)
+    except FileNotFoundError:
         return None
+    except (RuntimeError, TypeError, ValueError, PenstockError) as error:
+        logger.warning("Penstock: cannot read the weights as they are now: %s", error)
+        return None
+    finally:
+        _under_way.clear()
     if reading is Reading.WHOLE:
         logger.info("Penstock: read all weights in memory, in %.3f s", time.monotonic() - began)
     return shares
@@ -120,6 +132,14 @@ def _starting_weights(model: Any) -> str:
         found = f"files:{digests.digest()}"
         total, _, read = digests.progress
         what = f"{len(files)} files of weights, {total:,} bytes, {read:,} of them read"
+    elif compat.hides_weights(model):
+        found = f"alone:{uuid.uuid4().hex}"
+        what = "nothing"
+        logger.warning(
+            "Penstock: the weights did not come from files alone, and a kernel keeps some in a "
+            "form of its own: this engine shares blocks with no other one, unless "
+            "penstock.model_id says which weights these are"
+        )
     else:
         found = _weights_in_memory(model)
         what = "weights in memory, which did not come from files alone"

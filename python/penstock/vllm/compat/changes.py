@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.vllm.compat.configuration import CONNECTOR, has_penstock, is_penstock
 from penstock.vllm.compat.topology import rank
-from penstock.vllm.compat.weights import models, worker_of
+from penstock.vllm.compat.weights import models, reloading, worker_of
 
 if TYPE_CHECKING:
     from penstock.vllm.messages import RankWeights
@@ -19,13 +19,13 @@ _HARMLESS = ("profile", "check_health", "save_sharded_state", "save_tensorized_m
 """Calls of vLLM's own to its workers that change no weights, by the names that clients give."""
 
 _CHANGING = (
-    "reload_weights",
     "start_weight_update",
     "start_draft_weight_update",
     "update_weights",
     "finish_weight_update",
 )
-"""Calls of vLLM's own to its workers that change weights, see above."""
+"""Calls of vLLM's own to its workers that change weights, see above. `reload_weights` tells so by
+itself."""
 
 
 def watch_changes(vllm_config: Any, weights: Weights) -> None:
@@ -37,28 +37,50 @@ def watch_changes(vllm_config: Any, weights: Weights) -> None:
     this very process does to a tensor on its own is seen with the next reset of the connector, if
     it changes a sample of the tensors."""
     worker = worker_of(vllm_config)
-    _surround(worker.model_runner, "reload_weights", worker)
-    for model in filter(None, models(vllm_config)):
-        _surround(model, "load_weights", worker)
+    if not hasattr(worker, "_penstock"):
+        _watch_reloads(worker)
+        for model in filter(None, models(vllm_config)):
+            _watch_loads(model, worker)
     worker._penstock = weights
 
 
-def _surround(owner: Any, name: str, worker: Any) -> None:
-    """Has the worker's weights told before and after a method of one object."""
-    method = getattr(owner, name, None)
-    if method is None or hasattr(method, "_penstock"):
+def _watch_loads(model: Any, worker: Any) -> None:
+    load = getattr(model, "load_weights", None)
+    if load is None:
         return
 
-    @functools.wraps(method)
-    def surrounded(*arguments: Any, **options: Any) -> Any:
+    @functools.wraps(load)
+    def watched(*arguments: Any, **options: Any) -> Any:
         worker._penstock.note_change()
         try:
-            return method(*arguments, **options)
+            return load(*arguments, **options)
         finally:
             worker._penstock.note_change()
 
-    surrounded._penstock = True  # type: ignore[attr-defined]
-    setattr(owner, name, surrounded)
+    model.load_weights = watched
+
+
+def _watch_reloads(worker: Any) -> None:
+    runner = worker.model_runner
+    reload = runner.reload_weights
+
+    @functools.wraps(reload)
+    def watched(
+        weights_iterator: Any = None,
+        weights_path: str | None = None,
+        is_checkpoint_format: bool = True,
+    ) -> None:
+        weights: Weights = worker._penstock
+        weights.note_change()
+        try:
+            with reloading(runner.get_model(), worker.vllm_config):
+                reload(weights_iterator, weights_path, is_checkpoint_format)
+        finally:
+            weights.note_change()
+        if weights_iterator is None:
+            weights.note_reload()
+
+    runner.reload_weights = watched
 
 
 def wrap_calls() -> None:
@@ -167,7 +189,7 @@ def _watched(method: Any, worker: Any, *args: Any, **kwargs: Any) -> Any:
     call = getattr(worker, method) if isinstance(method, str) else functools.partial(method, worker)
     call = functools.partial(call, *args, **kwargs)
     weights: Weights | None = getattr(inner, "_penstock", None)
-    if weights is None:
+    if weights is None or method == "reload_weights":
         return call()
     if not (method in _CHANGING or _is_updating(inner)):
         return weights.compare(call)

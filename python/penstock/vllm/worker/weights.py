@@ -19,10 +19,16 @@ class Reading(enum.Enum):
     WHOLE = enum.auto()
     SAMPLE = enum.auto()
     """Some bytes of each tensor."""
+    FILES = enum.auto()
+    """The files that the tensors were loaded from, in place of the tensors."""
 
 
 Read = Callable[[Reading], ModelShares | None]
-"""Reads the live tensors of this rank's models; None if they cannot be read."""
+"""Reads the live tensors of this rank's models; None if they cannot be read.
+
+What stands for weights begins with :data:`PARTIAL` if some of them are not among the tensors."""
+
+PARTIAL = "partial:"
 
 
 class Weights:
@@ -45,6 +51,9 @@ class Weights:
         """What their tensors were, whole; None if nobody has read them."""
         self._tensors: ModelShares | None = None
         """What the tensors are now, whole; None if nobody has read them since the last change."""
+        self._reloaded_at = -1
+        """How often the weights had changed when they had all come from files; negative if they
+        never did, since the start."""
         self._sample: ModelShares | None = None
         """A sample of them; None if nobody has taken one since the last change."""
 
@@ -69,6 +78,11 @@ class Weights:
         self._changes += 1
         self._tensors = self._sample = None
         self._changed()
+
+    def note_reload(self) -> None:
+        """All weights have come from files, and have not changed since."""
+        self.note_change()
+        self._reloaded_at = self._changes
 
     def compare(self, call: Callable[[], T]) -> T:
         """Calls something that may change weights, and notes a change if it did. If that cannot be
@@ -100,17 +114,26 @@ class Weights:
         models: ModelShares | None = None
         if not is_updating:
             self._sample = self._sample or self._read(Reading.SAMPLE)
-            if not version:
-                self._tensors = self._tensors or self._read(Reading.WHOLE)
-            models = self._named(version)
+            models = self._called(version) if version else self._found()
         return RankWeights(self._worker, self._changes, rank, models)
 
-    def _named(self, version: str) -> ModelShares | None:
-        if version:
-            return self._sample and _called(version, self._sample)
-        if self._tensors is not None and self._tensors == self._start_tensors:
-            return self._start
-        return self._tensors
+    def _found(self) -> ModelShares | None:
+        if self._reloaded_at == self._changes and (files := self._read(Reading.FILES)) is not None:
+            return files
+        found = self._tensors = self._tensors or self._read(Reading.WHOLE)
+        if found is None or _is_partial(found):
+            return None
+        return self._start if found == self._start_tensors else found
+
+    def _called(self, version: str) -> ModelShares | None:
+        sample = self._sample
+        return None if sample is None or _is_partial(sample) else _called(version, sample)
+
+
+def _is_partial(shares: ModelShares) -> bool:
+    """Whether these are equal for some weights that are not."""
+    parts = filter(None, (shares.model, shares.draft))
+    return any(part.weights.startswith(PARTIAL) for part in parts)
 
 
 def _called(version: str, sample: ModelShares) -> ModelShares:

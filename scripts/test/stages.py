@@ -59,9 +59,9 @@ _PYTHON_TESTS = _pytest(
     *("--numprocesses", "2", "--dist", "loadfile"),
 )
 
-# What is tried with older versions of vLLM, where the newest has all tests: a shared pool,
-# preemption, blocks given back, a hybrid model, LoRA, KV events, weights that change in place,
-# resets. With the oldest also an uneven pipeline, and what a router hears of engines.
+# What is tried with other versions of vLLM than the environment's, which has all tests: a shared
+# pool, preemption, blocks given back, a hybrid model, LoRA, KV events, weights that change in
+# place, resets. With the oldest and the newest also an uneven pipeline, and what a router hears.
 _IN_PLACE = (
     *(
         f"tests/e2e/test_weights_in_place.py::test_{name}"
@@ -85,9 +85,13 @@ _OF_EACH_VERSION = (
     "tests/e2e/test_hints.py::test_parameters_that_are_no_object_change_nothing",
     *_IN_PLACE,
 )
-_OF_THE_OLDEST = (
+_OF_OLDEST_AND_NEWEST = (
     "tests/e2e/test_pipeline_memory.py::test_a_proportional_split_holds_the_sum",
     "tests/e2e/test_lookup_engines.py",
+)
+_PLANS_AND_LOOK_UPS = (
+    *("tests/e2e/test_parallel.py", "python/penstock/plan", "python/penstock/lookup"),
+    "crates/penstock-lookup/src",
 )
 
 # Demos besides that of `make demo`, the quick start and an example. Their engines import vLLM anew.
@@ -303,16 +307,15 @@ STAGES = (
             *("python/penstock/vllm", "python/penstock/layout", "crates/penstock-layout/src"),
         ),
     ),
-    _version(
-        "0.29.0",
-        _OF_EACH_VERSION + _OF_THE_OLDEST,
-        *("tests/e2e/test_parallel.py", "python/penstock/plan", "python/penstock/lookup"),
-        "crates/penstock-lookup/src",
-    ),
+    _version("0.33.0", _OF_EACH_VERSION + _OF_OLDEST_AND_NEWEST, *_PLANS_AND_LOOK_UPS),
     _version("0.31.0", _OF_EACH_VERSION),
     # What Penstock uses of 0.30 and of 0.31 is the same. They differ in how steps end that compute
-    # nothing.
-    _version("0.30.0", (_OF_EACH_VERSION[0], _OF_EACH_VERSION[2], *_IN_PLACE)),
+    # nothing, and in their events.
+    _version(
+        "0.30.0",
+        (_OF_EACH_VERSION[0], _OF_EACH_VERSION[2], *_IN_PLACE, *_OF_OLDEST_AND_NEWEST),
+        *_PLANS_AND_LOOK_UPS,
+    ),
     Stage(
         f"rolling upgrade from {VERSION_BEFORE}",
         (

@@ -158,9 +158,8 @@ def test_names_are_followed_through_imports(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("version", "name"),
     [
-        ("0.28.0", "Vllm029"),
-        ("0.29.0+cpu", "Vllm029"),
-        ("0.30.1", "Vllm030"),
+        ("0.29.0", "Vllm030"),
+        ("0.30.1+cpu", "Vllm030"),
         ("0.31.0", "Vllm030"),
         ("0.32.0+cpu", "Vllm032"),
         ("0.33.0", "Vllm033"),

@@ -46,16 +46,12 @@ class Orders(KVConnectorMetadata):  # type: ignore[misc]
 class Report(KVConnectorWorkerMetadata):  # type: ignore[misc]
     """vLLM's envelope for the reports of worker halves."""
 
-    def __init__(self, report: WorkerReport, failed_requests: set[str]) -> None:
+    def __init__(self, report: WorkerReport) -> None:
         self.report = report
-        self.failed_requests = failed_requests
-        """Requests whose load counts as failed as a whole, for versions of vLLM that do not ask for
-        them."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> Report:
         """Merges another rank's report into this one."""
         self.report.merge(other.report)
-        self.failed_requests |= other.failed_requests
         return self
 
 
@@ -84,7 +80,6 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
         if role == KVConnectorRole.SCHEDULER:
-            compat.adapt_scheduler()
             compat.wrap_calls()
             compat.wrap_encoder_resets()
             compat.wrap_resets()
@@ -168,15 +163,11 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """Three sets of requests: those whose blocks may be freed, those whose load ended, and
-        those whose load failed as a whole. vLLM asks since 0.30."""
+        those whose load failed as a whole."""
         from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 
         free, loaded = self.worker.poll()
         return KVConnectorTransferResults(free, loaded, self.worker.take_failed_requests())
-
-    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str], set[str]]:
-        """The first two of these sets, for vLLM 0.29."""
-        return self.worker.poll()
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Blocks that must be recomputed."""
@@ -184,10 +175,8 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def build_connector_worker_meta(self) -> Report | None:
         """The results of jobs, for the scheduler half."""
-        report, failed = self.worker.take_report(), self.worker.take_failed_requests()
-        if report is None and not failed:
-            return None
-        return Report(report or WorkerReport(), failed)
+        report = self.worker.take_report()
+        return None if report is None else Report(report)
 
     # --- scheduler ------------------------------------------------------------------------
 

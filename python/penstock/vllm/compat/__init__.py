@@ -99,7 +99,7 @@ from penstock.vllm.compat.topology import (
     stages,
     tp_rank,
 )
-from penstock.vllm.compat.versions import SUPPORTED, adapt_scheduler, check_version
+from penstock.vllm.compat.versions import SUPPORTED, check_version
 from penstock.vllm.compat.waiting import rest
 from penstock.vllm.compat.weights import (
     attention_settings,
@@ -123,7 +123,6 @@ __all__ = [
     "REMOTE",
     "SUPPORTED",
     "BlockPool",
-    "adapt_scheduler",
     "adapter",
     "attends_in_each_layer",
     "attention_backends",

@@ -36,6 +36,10 @@ USES = (
     Use(_BASE, "KVConnectorHandshakeMetadata"),
     Use(_BASE, "KVConnectorMetadata"),
     Use(_BASE, "KVConnectorRole"),
+    *(
+        Use(_BASE, f"KVConnectorTransferResults.{name}")
+        for name in ("finished_sending", "finished_recving", "failed_recving")
+    ),
     Use(_BASE, "KVConnectorWorkerMetadata"),
     Use(_BASE, "SupportsHMA"),
     Use(f"{_KV_CONNECTOR}.v1.metrics", "KVConnectorPromMetrics"),
@@ -49,12 +53,15 @@ USES = (
     Use(_CACHE, "UniformTypeKVCacheSpecs.from_specs", ("kv_cache_specs",)),
     Use(_CACHE, "KVCacheGroupSpec"),
     Use(_CACHE, "KVCacheConfig"),
+    Use(_CACHE, "KVCacheSpec.has_layer_views"),
+    Use(_CACHE, "SparseCacheRole"),
     *(
         Use(_CACHE, f"KVCacheConfig.{name}")
         for name in (
             "num_blocks",
             "kv_cache_groups",
             "needs_kv_cache_zeroing",
+            "prefix_cacheable_group_ids",
         )
     ),
     *(
@@ -191,6 +198,7 @@ USES = (
     Use("vllm.utils.cpu_resource_utils", "get_memory_node_info", ("node_id",)),
     Use("vllm.config", "KVTransferConfig"),
     Use("vllm.config", "VllmConfig"),
+    Use("vllm.config", "VllmConfig._resolve_mm_embedding_inputs", (), is_wrapped=True),
     Use("vllm.config", "get_layers_from_vllm_config", ("vllm_config", "layer_type")),
     Use("vllm.model_executor.layers.attention_layer_base", "AttentionLayerBase"),
     Use("vllm.v1.request", "RequestStatus"),
@@ -207,7 +215,10 @@ USES = (
             "num_speculative_blocks",
         )
     ),
-    Use("vllm.v1.core.sched.output", "KVConnectorBlockState.boundary_state_offloads"),
+    *(
+        Use("vllm.v1.core.sched.output", f"KVConnectorBlockState.{name}")
+        for name in ("boundary_state_offloads", "resolve_block_ids")
+    ),
     Use("vllm.model_executor.layers.mamba.mamba_utils", "get_conv_state_layout", ()),
     Use("vllm.config.speculative", "SpeculativeConfig.method"),
     *(
@@ -342,17 +353,14 @@ def _absolute(module: str, statement: ast.ImportFrom, is_package: bool) -> str:
     return ".".join([*parts, *([statement.module] if statement.module else [])])
 
 
-def violations(
-    package: Path, more: tuple[Use, ...] = (), unasked: tuple[str, ...] = ()
-) -> list[str]:
+def violations(package: Path, more: tuple[Use, ...] = ()) -> list[str]:
     """All points, in words, in which the vLLM in this package folder is not as Penstock needs it.
 
     Args:
         more: uses of this version, in addition to :data:`USES`.
-        unasked: methods of the connector that this version does not call.
     """
     sources = Sources(package)
-    return [*_of_uses(sources, (*USES, *more)), *_of_connector(sources, unasked)]
+    return [*_of_uses(sources, (*USES, *more)), *_of_connector(sources)]
 
 
 def _of_uses(sources: Sources, uses: Iterable[Use]) -> Iterator[str]:
@@ -393,7 +401,7 @@ def _mismatch(function: _Function, given: tuple[str, ...], *, exactly: bool) -> 
     return None
 
 
-def _of_connector(sources: Sources, unasked: tuple[str, ...]) -> Iterator[str]:
+def _of_connector(sources: Sources) -> Iterator[str]:
     """Compares the connector with vLLM's base class: the methods that vLLM calls, and those that a
     connector must have."""
     ours = _methods(_class(ast.parse(_OURS.read_text()).body, "PenstockConnector"))
@@ -406,7 +414,7 @@ def _of_connector(sources: Sources, unasked: tuple[str, ...]) -> Iterator[str]:
         if name in _OWN:
             continue
         if name not in theirs:
-            if name in (*_NEWER, *unasked):
+            if name in _NEWER:
                 continue
             yield f"{_BASE} has no {name}: vLLM does not call it"
         elif _names(method) != _names(theirs[name]):

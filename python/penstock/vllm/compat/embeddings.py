@@ -12,28 +12,24 @@ from typing import Any
 
 from penstock.vllm.compat.configuration import has_penstock
 
-_NAMES = ("_resolve_mm_embedding_inputs", "_resolve_allow_missing_mm_embeddings")
-"""vLLM's method that allows it: since 0.30, and before."""
-
 
 def require_embeddings() -> None:
     """Has engines with Penstock require what engines without a connector do,
     once in a process."""
     from vllm.config import VllmConfig
 
-    for name in _NAMES:
-        resolve = getattr(VllmConfig, name, None)
-        if resolve is None or hasattr(resolve, "__wrapped__"):
-            continue
+    resolve = VllmConfig._resolve_mm_embedding_inputs
+    if hasattr(resolve, "__wrapped__"):
+        return
 
-        @functools.wraps(resolve)
-        def wrapped(self: Any, resolve: Any = resolve) -> None:
-            transfer = self.kv_transfer_config
-            if has_penstock(self):
-                self.kv_transfer_config = None
-            try:
-                resolve(self)
-            finally:
-                self.kv_transfer_config = transfer
+    @functools.wraps(resolve)
+    def wrapped(self: Any) -> None:
+        transfer = self.kv_transfer_config
+        if has_penstock(self):
+            self.kv_transfer_config = None
+        try:
+            resolve(self)
+        finally:
+            self.kv_transfer_config = transfer
 
-        setattr(VllmConfig, name, wrapped)
+    VllmConfig._resolve_mm_embedding_inputs = wrapped

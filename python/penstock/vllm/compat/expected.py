@@ -45,10 +45,8 @@ def expected_specs(vllm_config: Any) -> list[Any]:
         latent = specs.MLAAttentionSpec(**attention)
         found = [latent]
         if index is not None:
-            # vLLM 0.29 does not tell what a cache is for.
-            roles = getattr(specs, "SparseCacheRole", None)
-            role = {} if roles is None else {"cache_role": roles.INDEXER}
-            found.append(replace(latent, head_size=index, **role))
+            role = specs.SparseCacheRole.INDEXER
+            found.append(replace(latent, head_size=index, cache_role=role))
     elif model.is_encoder_decoder:
         found = [specs.FullAttentionSpec(**attention), specs.CrossAttentionSpec(**attention)]
     elif (chunk := model.attention_chunk_size) is not None:

@@ -10,7 +10,6 @@ from penstock.errors import ConfigError
 from penstock.vllm.compat.devices import is_rocm
 from penstock.vllm.compat.drafts import parts, speculation_problems
 from penstock.vllm.compat.states import named, state_of
-from penstock.vllm.compat.versions import installed
 from penstock.vllm.groups import Group, Groups, Packing, State
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ def transfer_groups(vllm_config: Any, kv_cache_config: KVCacheConfig) -> Groups:
     groups = []
     found = (
         (index, *part)
-        for index in installed().prefix_cacheable_groups(kv_cache_config)
+        for index in kv_cache_config.prefix_cacheable_group_ids
         for part in parts(vllm_config, kv_cache_config, index)
     )
     for index, group, draft in found:
@@ -218,4 +217,4 @@ def spec_kind(spec: Any) -> str:
 
 def has_layer_views(spec: Any) -> bool:
     """Whether vLLM makes one view of the KV cache for each layer with this spec."""
-    return installed().has_layer_views(spec)
+    return bool(spec.has_layer_views)

@@ -4,39 +4,36 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.vllm.compat.planning import Planning
 from penstock.vllm.compat.uses import Use
-from penstock.vllm.compat.vllm_0_29 import BLOCK_SIZES, Vllm029
 
-SINCE = (
-    *(
-        Use(
-            "vllm.distributed.kv_transfer.kv_connector.v1.base",
-            f"KVConnectorTransferResults.{name}",
-        )
-        for name in ("finished_sending", "finished_recving", "failed_recving")
-    ),
-    Use("vllm.config", "VllmConfig._resolve_mm_embedding_inputs", (), is_wrapped=True),
-    Use("vllm.v1.core.sched.output", "KVConnectorBlockState.resolve_block_ids"),
-    Use("vllm.v1.kv_cache_interface", "KVCacheConfig.prefix_cacheable_group_ids"),
-    Use("vllm.v1.kv_cache_interface", "KVCacheSpec.has_layer_views"),
-)
-"""What Penstock uses of vLLM since this version."""
+_UTILITIES = "vllm.v1.core.kv_cache_utils"
 
 
-class Vllm030(Vllm029):
-    """What differs in 0.30 and 0.31: the scheduler does by itself what 0.29's was made to do."""
+class Vllm030:
+    """What differs between versions of vLLM, as it is in 0.30 and 0.31.
 
-    USES = (*Vllm029.PLANNING.uses, *SINCE, BLOCK_SIZES)
+    The class of each later version inherits from that of the version before.
+    """
 
-    UNASKED = ()
+    PLANNING = Planning(
+        _UTILITIES,
+        pool_bytes_takes=("kv_cache_groups",),
+        configs_take=("vllm_config", "kv_cache_specs", "available_memory"),
+    )
 
-    def prefix_cacheable_groups(self, kv_cache_config: Any) -> tuple[int, ...]:
-        """Numbers of the KV-cache groups that vLLM finds by prefix."""
-        return tuple(kv_cache_config.prefix_cacheable_group_ids)
+    USES: tuple[Use, ...] = (
+        *PLANNING.uses,
+        Use(_UTILITIES, "resolve_kv_cache_block_sizes", ("kv_cache_config", "vllm_config")),
+    )
+    """All of vLLM that Penstock uses in this version, and not in all that are supported."""
 
-    def has_layer_views(self, spec: Any) -> bool:
-        """Whether vLLM makes a view of the KV cache for each layer of this kind."""
-        return bool(spec.has_layer_views)
+    CARRIES_DRAFTS = False
+    """Whether the layers of drafters were tried with this version."""
 
-    def adapt_scheduler(self) -> None:
-        """Does nothing: this version's scheduler does all that is needed."""
+    def hash_block_size(self, vllm_config: Any, kv_cache_config: Any) -> int | None:
+        """Tokens of the blocks that hashes are computed over; None for the only group's block
+        size."""
+        from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
+
+        return int(resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)[1])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.vllm.compat import vllm_0_30
 from penstock.vllm.compat.planning import Planning
 from penstock.vllm.compat.uses import Use
+from penstock.vllm.compat.vllm_0_30 import Vllm030
 
 HASH_BLOCK_SIZE = Use("vllm.v1.kv_cache_interface", "KVCacheConfig.hash_block_size")
 
@@ -32,7 +32,7 @@ SINCE = (
 """What Penstock uses of vLLM since this version."""
 
 
-class Vllm032(vllm_0_30.Vllm030):
+class Vllm032(Vllm030):
     """What differs in 0.32: hashes have a block size of their own, and drafters were tried."""
 
     PLANNING = Planning(
@@ -41,7 +41,7 @@ class Vllm032(vllm_0_30.Vllm030):
         configs_take=("vllm_config", "kv_cache_specs", "available_memory"),
     )
 
-    USES = (*PLANNING.uses, *vllm_0_30.SINCE, *SINCE)
+    USES = (*PLANNING.uses, *SINCE)
 
     CARRIES_DRAFTS = True
 

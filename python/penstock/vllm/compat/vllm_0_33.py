@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.vllm.compat import vllm_0_30, vllm_0_32
+from penstock.vllm.compat import vllm_0_32
 from penstock.vllm.compat.planning import Planning
 
 
@@ -15,4 +15,4 @@ class Vllm033(vllm_0_32.Vllm032):
         configs_take=(*vllm_0_32.Vllm032.PLANNING.configs_take, "global_kv_cache_groups"),
     )
 
-    USES = (*PLANNING.uses, *vllm_0_30.SINCE, *vllm_0_32.SINCE)
+    USES = (*PLANNING.uses, *vllm_0_32.SINCE)

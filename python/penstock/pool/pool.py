@@ -91,7 +91,7 @@ class NamespaceUsage(NamedTuple):
     """When its users described it first, in seconds since 1970. They do so with their first
     store. None if nobody knows."""
     last_described: float | None = None
-    """When they described it last. vLLM's engines do so every five to ten minutes while they
+    """When its users described it last. vLLM's engines do so every five to ten minutes while they
     store."""
     last_use: float | None = None
     """When one of its values was used last. None if the store does not know, as servers and object
@@ -329,8 +329,10 @@ class Pool:
             else:
                 with contextlib.suppress(Unreadable):
                     published = read_published(store, digest, timeout=deadline.left())
-            described = (None, None, None) if published is None else published
-            found.append(NamespaceUsage(digest, objects, nbytes, *described, last_use))
+            description, first, last = published or (None, None, None)
+            found.append(
+                NamespaceUsage(digest, objects, nbytes, description, first, last, last_use)
+            )
         return found
 
     def describe(self, *, timeout: float | None = None) -> dict[str, str]:

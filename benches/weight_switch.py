@@ -38,7 +38,8 @@ SHAPE = {"hidden": 2048, "heads": 16, "kv_heads": 8, "dtype": "bfloat16"}
 AROUND = 8
 """So many tokens of the running request come before the update, and so many after the new request,
 at least."""
-PROMPT = 64
+PROMPT = 8
+"""Tokens of a prompt. More would take longer to compute than the weights take to read."""
 MOST = 3000
 COLUMNS = [
     ("weights change", "{row}"),

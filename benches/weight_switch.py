@@ -175,7 +175,7 @@ def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
             took = (alone if row == ALONE else ours).switch(is_named=row == NAME)
             for what, seconds in took.items():
                 times.add(number, row, what, seconds)
-            if number < 0 and row == BYTES:
+            if row != ALONE and not start:
                 start = took
     rows = [_row(times, row) for row in ROWS]
     return {"weights_bytes": nbytes, "chunks": args.chunks, "rows": rows, "first_update": start}

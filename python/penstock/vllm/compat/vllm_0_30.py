@@ -16,11 +16,7 @@ class Vllm030:
     The class of each later version inherits from that of the version before.
     """
 
-    PLANNING = Planning(
-        _UTILITIES,
-        pool_bytes_takes=("kv_cache_groups",),
-        configs_take=("vllm_config", "kv_cache_specs", "available_memory"),
-    )
+    PLANNING = Planning(_UTILITIES, pool_bytes_takes=("kv_cache_groups",))
 
     USES: tuple[Use, ...] = (
         *PLANNING.uses,

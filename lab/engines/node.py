@@ -318,6 +318,20 @@ class Node:
         self.is_renewable = False
         return self.result(self.send("call", method=method, options=options))
 
+    def set_weight_version(self, name: str) -> None:
+        """Names the weights, as trainers do once they have pushed them."""
+        self.is_renewable = False
+        self.result(self.send("set_weight_version", name=name))
+
+    def pause(self, mode: str = "keep", *, clear: bool = True) -> None:
+        """Holds all requests, or aborts them, by vLLM's `mode`. With `clear`, vLLM empties its
+        prefix cache then."""
+        self.result(self.send("pause", mode=mode, clear=clear))
+
+    def resume(self) -> None:
+        """Goes on after a pause."""
+        self.result(self.send("resume"))
+
     def way(self, way: str, prompt: list[int]) -> Any:
         """Asks in a way of one's own: `way` names a function, as ``module:function``. It is called
         with vLLM's engine, the prompt, and a name for requests; what it returns is returned."""

@@ -98,6 +98,14 @@ async def _serve(args: dict[str, Any]) -> None:
                 case "call":
                     method, options = message["method"], message["options"]
                     result = await engine.collective_rpc(method, kwargs=options)
+                case "set_weight_version":
+                    result = await engine.update_weight_version(message["name"])
+                case "pause":
+                    result = await engine.pause_generation(
+                        mode=message["mode"], clear_cache=message["clear"]
+                    )
+                case "resume":
+                    result = await engine.resume_generation()
                 case "way":
                     way = _function(message["way"])
                     result = await way(engine, message["prompt"], f"way-{number}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,4 +29,16 @@ def save(folder: Path, kind: Any, config: Any, seed: int, dtype: str) -> Path:
     torch.manual_seed(seed)
     model = kind(config).to(getattr(torch, dtype))
     model.save_pretrained(folder)
+    return folder
+
+
+def changed(folder: Path, model: Path, name: str, change: Callable[[Any], object]) -> Path:
+    """A copy of a model, but for one tensor, which `change` is called with."""
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(model, folder, dirs_exist_ok=True)
+    (path,) = folder.glob("*.safetensors")
+    tensors = load_file(path)
+    change(tensors[name])
+    save_file(tensors, path, metadata={"format": "pt"})
     return folder

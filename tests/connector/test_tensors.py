@@ -16,8 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing._internal.two_tensor import TwoTensor
 
-from penstock.vllm.compat import changes
-from penstock.vllm.compat.changes import _sum, _sums_or_none
+from penstock.vllm import tensors
 from penstock.vllm.compat.code import own_code
 from penstock.vllm.compat.weights import (
     attention_settings,
@@ -25,7 +24,7 @@ from penstock.vllm.compat.weights import (
     position_settings,
     weight_tensors,
 )
-from penstock.vllm.tensors import by_kind, digest_tensors, one_digest
+from penstock.vllm.tensors import by_kind, digest_tensors, one_digest, reduced, sample_tensors
 
 Kind = TypeVar("Kind")
 TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.bool, torch.float8_e4m3fn)
@@ -62,9 +61,10 @@ def test_one_bit_of_one_element_is_enough(
     one, other, again = found(tensor, changed, tensor.clone())
     assert one == again
     assert one != other
-    # What tells that a call has changed weights sees it too.
-    assert _sum(tensor) == _sum(tensor.clone())
-    assert all(a != b for a, b in zip(_sum(tensor), _sum(changed), strict=True))
+    # What a device makes of it differs too, in both numbers.
+    raw, other_raw = (each.contiguous().reshape(-1).view(torch.uint8) for each in (tensor, changed))
+    assert reduced(raw) == reduced(raw.clone())
+    assert all(a != b for a, b in zip(reduced(raw), reduced(other_raw), strict=True))
 
 
 def test_type_and_shape_count() -> None:
@@ -100,21 +100,58 @@ def test_a_tensor_that_is_made_of_others_is_told_by_them() -> None:
     assert {name for name in before if before[name] != after[name]} == {"weight.b"}
 
 
-def test_weights_that_cannot_be_summed_are_taken_for_changed(
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 100), st.integers(0, 7), st.integers(0, 99), st.data())
+def test_where_bytes_lie_does_not_count_for_a_device_but_their_order_does(
+    nbytes: int, offset: int, seed: int, data: st.DataObject
+) -> None:
+    memory = random_tensor(torch.uint8, [nbytes + offset, 1], seed).reshape(-1)
+    content = memory[offset:]
+    assert reduced(content) == reduced(content.clone())
+    assert reduced(content) != reduced(torch.cat([content, torch.zeros(1, dtype=torch.uint8)]))
+    if nbytes >= 16:
+        place = data.draw(st.integers(0, nbytes // 8 - 2)) * 8
+        swapped = content.clone()
+        swapped[place : place + 16] = content[place : place + 16].roll(8)
+        assert (reduced(swapped) == reduced(content)) == torch.equal(swapped, content)
+
+
+def test_the_numbers_of_a_device_stay_what_they_are() -> None:
+    # Pools hold namespaces that were made of such numbers.
+    assert reduced(torch.arange(100, dtype=torch.uint8)) == (
+        6606994075236619618,
+        6665122415406395371,
+    )
+
+
+def test_more_than_a_device_mixes_at_a_time_is_one_content(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fails(worker: object) -> None:
-        raise NotImplementedError("aten.view")
+    content = random_tensor(torch.uint8, [1003, 1], 4).reshape(-1)
+    whole = reduced(content)
+    monkeypatch.setattr(tensors, "_WORDS", 16)
+    assert reduced(content) == whole
 
-    monkeypatch.setattr(changes, "_sums", fails)
-    assert _sums_or_none(None) is None
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(TYPES), st.integers(0, 20_000), st.integers(0, 99), st.data())
+def test_a_sample_sees_start_middle_and_end(
+    kind: torch.dtype, elements: int, seed: int, data: st.DataObject
+) -> None:
+    tensor = random_tensor(kind, [elements], seed)
+    changed = tensor.clone()
+    assert sampled(tensor) == sampled(changed)
+    raw = changed.view(torch.uint8)
+    if nbytes := raw.numel():
+        starts = (0, max(0, (nbytes - 4096) // 2), max(0, nbytes - 4096))
+        place = data.draw(st.sampled_from(starts)) + data.draw(st.integers(0, 4095))
+        raw[min(place, nbytes - 1)] ^= 1
+        assert sampled(tensor) != sampled(changed)
+    assert sampled(tensor) != sampled(torch.cat([tensor, tensor[:1], torch.empty(1, dtype=kind)]))
 
 
-def test_swapped_rows_have_another_sum() -> None:
-    tensor = torch.arange(12).reshape(3, 4)
-    swapped = tensor[[1, 0, 2]]
-    assert _sum(tensor)[0] == _sum(swapped)[0]
-    assert _sum(tensor)[1] != _sum(swapped)[1]
+def sampled(tensor: torch.Tensor) -> dict[str, str]:
+    return sample_tensors([("one", tensor)])
 
 
 class Rotary(torch.nn.Module):

@@ -1,5 +1,5 @@
-"""Weights that change while an engine runs: what was stored before is never loaded, and what is
-computed after is never found by engines of the old weights."""
+"""Weights that change while an engine runs: what was stored with other weights is never loaded, and
+what was stored with the same ones is."""
 
 from __future__ import annotations
 
@@ -94,17 +94,20 @@ def test_after_an_update_nothing_of_the_old_weights_is_loaded(
         for name, prompt in (("one", ONE), ("other", OTHER)):
             answer = node.ask(prompt)
             assert (answer.cached, answer.tokens) == (FOUND, right["new"][name])
-        # And back: nobody knows that these are the weights of the beginning.
+        # And back: these are the weights of the beginning.
         node.call("reload_weights", weights_path=str(llama))
         assert node.reset(pool=True)
         answer = stored(node, OTHER)
         assert (answer.cached, answer.tokens) == (0, right["old"]["other"])
-    # The pool of the old weights has what was stored before, and nothing else.
-    with start(llama, **options) as second:
-        answer = second.ask(OTHER)
-        assert (answer.cached, answer.tokens) == (0, right["old"]["other"])
-        answer = second.ask(ONE)
+        answer = node.ask(ONE)
         assert (answer.cached, answer.tokens) == (FOUND, right["old"]["one"])
+    # The pool of the old weights has what was stored with them, before and after.
+    with start(llama, **options) as second:
+        for name, prompt in (("one", ONE), ("other", OTHER)):
+            answer = second.ask(prompt)
+            assert (answer.cached, answer.tokens) == (FOUND, right["old"][name])
+        answer = second.ask(THIRD)
+        assert (answer.cached, answer.tokens) == (0, right["old"]["third"])
 
 
 def test_without_a_reset_nothing_of_both_weights_is_stored(
@@ -180,10 +183,3 @@ def test_updates_under_load(
     with start(llama, pool=pool) as second, start(llama) as alone:
         for prompt in prompts:
             assert second.ask(prompt, 24).tokens == alone.ask(prompt, 24).tokens
-
-
-def test_weights_that_trainers_push_are_refused(pool: str, llama: Path, start: Start) -> None:
-    from lab.engines.node import StartError
-
-    with pytest.raises(StartError, match="weight-transfer-config"):
-        start(llama, pool=pool, weight_transfer_config={"backend": "nccl"})

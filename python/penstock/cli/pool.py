@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -24,12 +25,11 @@ from penstock.cli import (
 from penstock.cli.namespaces import add_namespace, add_timeout, chosen, namespace_as_json
 from penstock.errors import ConfigError
 from penstock.pool import NamespaceUsage
-from penstock.pool.namespace import DESCRIPTIONS, DIGEST_BYTES, object_key
+from penstock.pool.namespace import DESCRIPTIONS, DIGEST_BYTES, remove_namespace
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-REMOVED_AT_ONCE = 500
 
 _SHOWN_FACTS = (
     "used_memory",
@@ -157,16 +157,13 @@ def _purge(store: Store, used: list[NamespaceUsage], args: argparse.Namespace) -
         if sys.stdin.readline().strip().lower() != "yes":
             print("Nothing was removed.", file=sys.stderr)
             return 1
-    removed = 0
     with words.progress(args.json) as progress:
         task = progress.add_task("removing", total=objects)
-        for one in used:
-            keys = [key for key, _ in store.list(one.digest, timeout=args.timeout)]
-            keys.append(object_key(DESCRIPTIONS, one.digest))
-            for at in range(0, len(keys), REMOVED_AT_ONCE):
-                batch = keys[at : at + REMOVED_AT_ONCE]
-                removed += store.remove(batch, timeout=args.timeout)
-                progress.advance(task, len(batch))
+        advance = functools.partial(progress.advance, task)
+        removed = sum(
+            remove_namespace(store, one.digest, timeout=args.timeout, removed=advance)
+            for one in used
+        )
     if args.json:
         words.print_json({"removed": removed})
     else:

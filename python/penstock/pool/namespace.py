@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from penstock._native import Store
@@ -28,6 +28,7 @@ __all__ = [
     "publish_namespace",
     "read_description",
     "read_namespace",
+    "remove_namespace",
 ]
 
 DIGEST_BYTES = 16
@@ -38,6 +39,8 @@ DESCRIPTION_LIMIT = 64 << 10
 
 _MOST_LEVELS = 16
 """The most lists and objects in each other that a description may have."""
+
+_REMOVED_AT_ONCE = 500
 
 # The number is the format version of values. Versions of Penstock with different formats then use
 # different namespaces, so a rolling upgrade makes neither remove what it cannot read.
@@ -141,6 +144,26 @@ def read_description(store: Store, digest: bytes, *, timeout: float = 5.0) -> di
     except TooSmall as error:
         raise Unreadable(f"it may have {DESCRIPTION_LIMIT} bytes, and has {error.nbytes}") from None
     return None if nbytes is None else description_of(bytes(text[:nbytes]))
+
+
+def remove_namespace(
+    store: Store, digest: bytes, *, timeout: float, removed: Callable[[int], None] = lambda _: None
+) -> int:
+    """Removes a namespace's objects, and its description last. Returns how many there were.
+    `removed` is called with the number of objects of each batch. `timeout` is for each call to the
+    store.
+
+    Raises:
+        StoreError: the store failed. What was removed before is gone.
+    """
+    found = 0
+    keys = [key for key, _ in store.list(digest, timeout=timeout)]
+    keys.append(object_key(DESCRIPTIONS, digest))
+    for at in range(0, len(keys), _REMOVED_AT_ONCE):
+        batch = keys[at : at + _REMOVED_AT_ONCE]
+        found += store.remove(batch, timeout=timeout)
+        removed(len(batch))
+    return found
 
 
 class Unreadable(PenstockError, ValueError):

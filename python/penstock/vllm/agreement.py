@@ -14,9 +14,9 @@ from penstock.layout import check_ranks
 from penstock.layout.geometry import parse_geometry
 from penstock.pool.namespace import namespace_digest
 from penstock.vllm.groups import Group, Groups
-from penstock.vllm.messages import RankShare, Span
-from penstock.vllm.model_facts import ModelFacts, shared_facts
-from penstock.vllm.settings import OFF, Settings
+from penstock.vllm.messages import ModelShares, RankShare, Span
+from penstock.vllm.model_facts import ModelFacts, Rank, shared_facts
+from penstock.vllm.settings import KEEP, OFF, Settings
 
 logger = logging.getLogger("vllm.penstock")
 
@@ -122,10 +122,7 @@ class Agreement:
         elif self._settings.host_tier:
             # The native engines of the ranks keep no more than this.
             self.prefetch_blocks = next(iter(holding.values())).host_blocks // 2
-        self._computed = (
-            shared_facts({rank: share.model for rank, share in shares.items()}),
-            shared_facts({rank: share.draft for rank, share in shares.items()}),
-        )
+        self._computed = _computed({rank: share.models for rank, share in shares.items()})
         self._shares = dict(shares)
         self._pool_groups = self._namespaces = ()
 
@@ -182,17 +179,33 @@ class Agreement:
             for position in range(len(self._groups)):
                 facts = self._facts(position)
                 digest = namespace_digest(facts)
-                logger.info("Penstock: namespace %s: %s", digest.hex(), facts)
+                if not self._changed:
+                    logger.info("Penstock: namespace %s: %s", digest.hex(), facts)
                 spans, block_bytes = self.spans[position], self.block_bytes[position]
                 found.append(PoolGroup(digest, spans, block_bytes=block_bytes))
             self._pool_groups = tuple(found)
         return self._pool_groups
 
-    def renew(self) -> None:
-        """The weights have changed: the namespaces from now on are of this engine alone, and of
-        these weights."""
-        self._changed = f"changed:{uuid.uuid4().hex}"
+    def renew(self, models: Mapping[Rank, ModelShares | None] | None) -> None:
+        """The weights have changed: the namespaces from now on are those of the `models` that the
+        ranks compute with. If any of them is not known, the namespaces are of this engine alone,
+        and of these weights.
+
+        Raises:
+            ConfigError: the ranks have different code of the model's own.
+        """
+        known = {rank: told for rank, told in (models or {}).items() if told is not None}
+        if known.keys() == self._shares.keys():
+            self._changed, self._computed = "", _computed(known)
+        else:
+            self._changed = f"changed:{uuid.uuid4().hex}"
         self._pool_groups = self._namespaces = ()
+
+    def namespaces_of(self, tenant: str = "") -> list[bytes]:
+        """The groups' namespaces; those of a tenant, if `tenant` names one."""
+        if not tenant:
+            return list(self.namespaces)
+        return [tenant_namespace(shared, tenant) for shared in self.namespaces]
 
     def describe(self, tenant: str = "") -> list[tuple[bytes, dict[str, Any]]]:
         """The groups' namespaces, each with its description for people; those of a tenant, if
@@ -203,16 +216,14 @@ class Agreement:
             "namespaces": [namespace.hex() for namespace in self.namespaces],
         }
         described = []
-        for position, shared in enumerate(self.namespaces):
+        for position, namespace in enumerate(self.namespaces_of(tenant)):
             facts = {
                 "model": self._model.name,
                 "lookup": lookup | {"position": position},
                 **self._facts(position),
+                **({"tenant": tenant} if tenant else {}),
             }
-            if tenant:
-                described.append((tenant_namespace(shared, tenant), facts | {"tenant": tenant}))
-            else:
-                described.append((shared, facts))
+            described.append((namespace, facts))
         return described
 
     def _facts(self, position: int) -> dict[str, Any]:
@@ -244,7 +255,18 @@ class Agreement:
             "interior": share.interior,
             "spans": [list(span) for span in self.spans[position]],
             "salt": self._settings.salt,
+            # Engines that do not share KV over updates must not find such.
+            **({"weight_updates": KEEP} if self._settings.weight_updates == KEEP else {}),
             # Readers of other versions would remove compressed values. Without compression, the
             # description stays as it was before there was any.
             **({} if compression == OFF else {"compression": compression}),
         }
+
+
+def _computed(models: Mapping[Rank, ModelShares | None]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the ranks tell of the model, and of the drafter."""
+    told = {rank: each for rank, each in models.items() if each is not None}
+    return (
+        shared_facts({rank: each.model for rank, each in told.items()}),
+        shared_facts({rank: each.draft for rank, each in told.items()}),
+    )

@@ -23,7 +23,7 @@ from penstock.errors import ConfigError
 from penstock.vllm import compat, layouts
 from penstock.vllm.bootstrap import Bootstrap
 from penstock.vllm.messages import RankShare, StepOrders, WorkerReport
-from penstock.vllm.model_share import model_shares
+from penstock.vllm.model_share import starting_models
 from penstock.vllm.scheduler import SchedulerHalf
 from penstock.vllm.scheduler_facts import arrival, bootstrap, kv_events, scheduler_half, step
 from penstock.vllm.settings import Settings
@@ -125,17 +125,16 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """Called once, with every layer's view of the KV cache."""
         compat.make_scales(self._vllm_config, kv_caches)
         self.worker.register(kv_memory(self._facts.groups, self._facts.layers, kv_caches))
-        compat.watch_changes(
-            self._vllm_config, self.worker.on_weights_changed, lambda: self.worker.changes
-        )
+        compat.watch_changes(self._vllm_config, self.worker.weights)
 
     def get_handshake_metadata(self) -> Share | None:
         """This rank's share. The scheduler half checks it against the other ranks' shares."""
         share = self.worker.share
         if share is None:
             return None
-        model, draft = model_shares(self._vllm_config)
-        return Share(dataclasses.replace(share, model=model, draft=draft))
+        models = starting_models(self._vllm_config)
+        self.worker.weights.begin(models)
+        return Share(dataclasses.replace(share, models=models))
 
     def handle_preemptions(self, kv_connector_metadata: Orders) -> None:
         """Called on every model runner before its forward pass, and so before a step that may

@@ -60,6 +60,11 @@ class Descriptions:
             self._is_running = True
         threading.Thread(target=self._run, name=_THREAD, daemon=True).start()
 
+    @property
+    def tenants(self) -> list[str]:
+        """The tenants whose namespaces were described since the namespaces are what they are."""
+        return [tenant for tenant in self._next if tenant]
+
     def forget(self) -> None:
         """The namespaces are others now: they are described with their first stores."""
         self._next.clear()

@@ -177,14 +177,37 @@ class ModelShare:
     """The part of a model that one worker computes with, by what changes KV.
 
     ``weights`` begins with ``files:`` if it is of whole files, which is the same on all ranks. Or
-    it begins with ``tensors:`` and is of what this rank has in memory. ``buffers`` has a digest for
-    each tensor that is not a weight, and for the settings of each rotary embedding. ``code`` has
-    one for each module that is not vLLM's.
+    it is of what this rank has in memory, and begins with ``tensors:`` if that is every byte. It
+    begins with ``version:`` if it is the name of an update, with a sample of what this rank has.
+    ``buffers`` has a digest for each tensor that is not a weight, and for the settings of each
+    rotary embedding. ``code`` has one for each module that is not vLLM's.
     """
 
     weights: str
     buffers: Mapping[str, str]
     code: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class ModelShares:
+    """The parts of all models that one worker computes with."""
+
+    model: ModelShare
+    draft: ModelShare | None = None
+    """The part of a drafter that keeps KV of its own; None if there is none."""
+
+
+@dataclass(frozen=True)
+class RankWeights:
+    """One worker's answer to the question which weights it computes with now."""
+
+    worker: str
+    changes: int
+    """How often it has seen them change."""
+    rank: tuple[int, int]
+    """Its pipeline rank and tensor-parallel rank."""
+    models: ModelShares | None
+    """Its models, with these weights; None if it cannot tell."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +227,5 @@ class RankShare:
     slots: int
     """This rank's slots, for its part of these blocks."""
     layers_per_object: int | None = None
-    model: ModelShare | None = None
-    """What the rank's model is; None if the rank has not told yet."""
-    draft: ModelShare | None = None
-    """What the rank's drafter is; None if there is none."""
+    models: ModelShares | None = None
+    """What the rank's models are; None if the rank has not told yet."""

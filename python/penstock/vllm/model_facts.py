@@ -5,7 +5,7 @@ Whatever may change KV is a fact, and :data:`penstock.vllm.compat.MAY_DIFFER` li
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,8 @@ from penstock.vllm.tensors import by_kind, one_digest
 Rank = tuple[int, int]
 """Pipeline rank and tensor-parallel rank."""
 
-_IN_MEMORY = "tensors:"
+_IN_MEMORY = ("tensors:", "version:")
+"""How what stands for weights begins, if each rank tells of its own part."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ def shared_facts(shares: Mapping[Rank, ModelShare | None]) -> dict[str, Any]:
     weights = {rank: share.weights for rank, share in told.items()}
     if any(each.startswith(_IN_MEMORY) for each in weights.values()):
         together = one_digest({str(rank): each for rank, each in weights.items()})
-        weights = dict.fromkeys(told, f"{_IN_MEMORY}{together}")
+        weights = dict.fromkeys(told, f"{_kind(weights.values())}:{together}")
     code: dict[str, str] = {}
     for rank, share in told.items():
         _check("weights", weights, rank)
@@ -148,6 +149,13 @@ def shared_facts(shares: Mapping[Rank, ModelShare | None]) -> dict[str, Any]:
         "buffers": by_kind(_buffers(told)),
         **({"code": code} if code else {}),
     }
+
+
+def _kind(weights: Iterable[str]) -> str:
+    """How what stands for the weights of all ranks begins."""
+    kinds = {each.rpartition(":")[0] for each in weights}
+    named = [kind for kind in kinds if kind.startswith("version:")]
+    return named[0].removesuffix(":sample") if len(kinds) == len(named) == 1 else "tensors"
 
 
 def _check(what: str, values: Mapping[Rank, str], rank: Rank) -> None:

@@ -1,7 +1,7 @@
 """What this rank's models are: digests of weights, of other tensors, and of code of their own.
 
 Files are digested while vLLM loads them, compiles and warms up. What did not come from files is
-digested once all is in place.
+digested once all is in place. Weights that change later are known from memory alone.
 """
 
 from __future__ import annotations
@@ -10,15 +10,18 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Mapping
+import uuid
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from penstock.errors import PenstockError
 from penstock.identity import WeightFiles, digest_threads
 from penstock.vllm import compat
-from penstock.vllm.messages import ModelShare
+from penstock.vllm.messages import ModelShare, ModelShares
 from penstock.vllm.settings import Settings
-from penstock.vllm.tensors import digest_tensors, one_digest
+from penstock.vllm.tensors import digest_tensors, one_digest, sample_tensors
+from penstock.vllm.worker import PARTIAL, Reading
 
 logger = logging.getLogger("vllm.penstock")
 
@@ -48,28 +51,67 @@ def _settings(vllm_config: Any) -> Settings:
     return Settings.parse(compat.extra_config(vllm_config))
 
 
-def model_shares(vllm_config: Any) -> tuple[ModelShare, ModelShare | None]:
-    """This rank's part of the model, and of a drafter that keeps KV of its own.
+def starting_models(vllm_config: Any) -> ModelShares:
+    """This rank's part of the models, with the weights that the engine was started with.
 
     Raises:
         IoError: a file of weights cannot be read.
         ConfigError: a file of weights was changed while it was read.
     """
-    model, drafter = compat.models(vllm_config)
     model_id = _settings(vllm_config).model_id
+
+    def weights(model: Any, is_draft: bool) -> str:
+        # An identity that users give stands for the model that they name.
+        return f"id:{model_id}" if model_id and not is_draft else _starting_weights(model)
+
+    shares = _shares(vllm_config, weights)
+    _under_way.clear()
+    return shares
+
+
+def live_models(vllm_config: Any, reading: Reading) -> ModelShares | None:
+    """This rank's part of the models, with the weights that are in memory now. None if they cannot
+    be read, as those that some kernel keeps in a form of its own."""
+
+    def weights(model: Any, is_draft: bool) -> str:
+        if reading is Reading.FILES:
+            files = None if is_draft else compat.weight_files(model)
+            if files is None:
+                raise FileNotFoundError
+            return f"files:{_digests_of(files).digest()}"
+        whole = PARTIAL if compat.hides_weights(model) else ""
+        if reading is Reading.SAMPLE:
+            return f"{whole}sample:{one_digest(sample_tensors(compat.weight_tensors(model)))}"
+        return whole + _weights_in_memory(model)
+
+    began = time.monotonic()
+    try:
+        shares = _shares(vllm_config, weights)
+    except FileNotFoundError:
+        return None
+    except (RuntimeError, TypeError, ValueError, PenstockError) as error:
+        logger.warning("Penstock: cannot read the weights as they are now: %s", error)
+        return None
+    finally:
+        _under_way.clear()
+    if reading is Reading.WHOLE:
+        logger.info("Penstock: read all weights in memory, in %.3f s", time.monotonic() - began)
+    return shares
+
+
+def _shares(vllm_config: Any, weights: Callable[[Any, bool], str]) -> ModelShares:
+    """`weights` returns what stands for the weights of a model, which may be a drafter."""
+    model, drafter = compat.models(vllm_config)
     draft = None
     with compat.operators_cores():
-        share = _share(model, vllm_config.model_config.dtype, model_id)
+        share = _share(model, vllm_config.model_config.dtype, weights(model, False))
         if drafter is not None and compat.has_draft_layers(vllm_config):
             dtype = vllm_config.speculative_config.draft_model_config.dtype
-            # An identity that users give stands for the model that they name.
-            draft = _share(drafter, dtype, "")
-    _under_way.clear()
-    return share, draft
+            draft = _share(drafter, dtype, weights(drafter, True))
+    return ModelShares(share, draft)
 
 
-def _share(model: Any, dtype: Any, model_id: str) -> ModelShare:
-    threads = digest_threads()
+def _share(model: Any, dtype: Any, weights: str) -> ModelShare:
     code: Mapping[str, str] = {
         name: hashlib.sha256(Path(file).read_bytes()).hexdigest()
         for name, file in compat.own_code(model).items()
@@ -78,14 +120,11 @@ def _share(model: Any, dtype: Any, model_id: str) -> ModelShare:
         f"{name} (settings)": hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
         for name, told in (*compat.position_settings(model), *compat.attention_settings(model))
     }
-    return ModelShare(
-        weights=f"id:{model_id}" if model_id else _weights(model, threads),
-        buffers={**digest_tensors(compat.buffers(model, dtype), threads), **settings},
-        code=code,
-    )
+    buffers = digest_tensors(compat.buffers(model, dtype), digest_threads())
+    return ModelShare(weights=weights, buffers={**buffers, **settings}, code=code)
 
 
-def _weights(model: Any, threads: int) -> str:
+def _starting_weights(model: Any) -> str:
     began = time.monotonic()
     files = compat.weight_files(model)
     if files is not None:
@@ -93,10 +132,23 @@ def _weights(model: Any, threads: int) -> str:
         found = f"files:{digests.digest()}"
         total, _, read = digests.progress
         what = f"{len(files)} files of weights, {total:,} bytes, {read:,} of them read"
+    elif compat.hides_weights(model):
+        found = f"alone:{uuid.uuid4().hex}"
+        what = "nothing"
+        logger.warning(
+            "Penstock: the weights did not come from files alone, and a kernel keeps some in a "
+            "form of its own: this engine shares blocks with no other one, unless "
+            "penstock.model_id says which weights these are"
+        )
     else:
-        found = f"tensors:{one_digest(digest_tensors(compat.weight_tensors(model), threads))}"
+        found = _weights_in_memory(model)
         what = "weights in memory, which did not come from files alone"
     logger.info(
         "Penstock: digested %s; the start waited %.2f s for it", what, time.monotonic() - began
     )
     return found
+
+
+def _weights_in_memory(model: Any) -> str:
+    tensors = compat.weight_tensors(model)
+    return f"tensors:{one_digest(digest_tensors(tensors, digest_threads(), on_device=True))}"

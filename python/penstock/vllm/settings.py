@@ -118,6 +118,8 @@ _Share = Annotated[float, _Within({"ge": 0, "le": 1})]
 _Seconds = Annotated[float, _Within({"gt": 0, "allow_inf_nan": False})]
 
 
+VERSION, KEEP, DROP = WEIGHT_UPDATES = ("version", "keep", "drop")
+
 _CORES_FOR_MORE_LANES = 8
 """Cores of a rank from which on it gets a lane more of each kind."""
 
@@ -245,6 +247,11 @@ class Settings:
     Engines share objects only with engines of the same setting."""
     salt: str = ""
     """Text that goes into the namespace. Engines with different salts share nothing."""
+    weight_updates: Annotated[str, _one_of(*WEIGHT_UPDATES)] = VERSION
+    """What becomes of KV when the weights of a running engine change: `version`, each version of
+    the weights has KV of its own; `keep`, KV of earlier weights is used on purpose, by engines of
+    this setting among themselves; `drop`, as `version`, and the KV of the weights before is removed
+    from the pool, for whoever uses it."""
     model_id: str = ""
     """Text that stands for the weights in the namespace, if they cannot be read from files."""
     encryption_key_file: Annotated[str, _Within({"min_length": 1})] = option(

@@ -15,34 +15,114 @@ if TYPE_CHECKING:
 _CHUNK = 64 << 20
 """Bytes that are copied from a device and digested at a time. Part of the definition."""
 
+_WORDS = 1 << 22
+"""Words of eight bytes that a device mixes at a time, so that what it makes of them stays small."""
+
+_SAMPLE_BYTES = 4096
+"""Bytes of a tensor that each of its samples has. Part of the definition."""
+
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
-def digest_tensors(tensors: Iterable[tuple[str, torch.Tensor]], threads: int) -> dict[str, str]:
+def digest_tensors(
+    tensors: Iterable[tuple[str, torch.Tensor]], threads: int, *, on_device: bool = False
+) -> dict[str, str]:
     """Name → digest of the tensor's type, shape and elements. Tensors that share their memory are
-    read once."""
+    read once. With `on_device`, tensors on a device are :func:`reduced` there, which gives other
+    digests than the bytes in host memory have; else they are copied."""
     known: dict[tuple[object, ...], str] = {}
     found: dict[str, str] = {}
     for name, tensor in tensors:
         place = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         if place not in known or not tensor.numel():
-            known[place] = _digest(tensor, threads)
+            known[place] = _digest(tensor, threads, on_device=on_device)
         found[name] = known[place]
     return found
 
 
-def _digest(tensor: torch.Tensor, threads: int) -> str:
-    import torch
+def sample_tensors(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, str]:
+    """Name → digest of the tensor's type, shape, and three samples: of its start, its middle and
+    its end. A tensor in one piece is not copied as a whole."""
+    return {name: _sample(tensor) for name, tensor in tensors}
 
-    whole = hashlib.sha256(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-    elements = tensor.detach().contiguous().reshape(-1)
-    if elements.numel():
-        # A tensor of one type can be seen as bytes, of whatever type it is.
-        data = elements.view(torch.uint8)
-        for start in range(0, data.numel(), _CHUNK):
-            chunk = data[start : start + _CHUNK]
+
+def _digest(tensor: torch.Tensor, threads: int, *, on_device: bool) -> str:
+    whole, data = _head(tensor), _bytes(tensor)
+    for start in range(0, data.numel(), _CHUNK):
+        chunk = data[start : start + _CHUNK]
+        if on_device and not chunk.is_cpu:
+            whole.update(b"".join(number.to_bytes(8, "little") for number in reduced(chunk)))
+        else:
             whole.update(digest(chunk if chunk.is_cpu else chunk.cpu(), threads=threads))
     return whole.hexdigest()
+
+
+def _sample(tensor: torch.Tensor) -> str:
+    import torch
+
+    found, data = _head(tensor), _bytes(tensor)
+    nbytes = data.numel()
+    starts = (0, (nbytes - _SAMPLE_BYTES) // 2, nbytes - _SAMPLE_BYTES)
+    parts = [data[max(0, start) : max(0, start) + _SAMPLE_BYTES] for start in starts]
+    # One copy from a device for each tensor.
+    found.update(torch.cat(parts).cpu().numpy().tobytes())
+    return found.hexdigest()
+
+
+def _head(tensor: torch.Tensor) -> hashlib._Hash:
+    return hashlib.sha256(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements in their order, as bytes."""
+    import torch
+
+    elements = tensor.detach().contiguous().reshape(-1)
+    if not elements.numel():
+        return torch.empty(0, dtype=torch.uint8)
+    # A tensor of one type can be seen as bytes, of whatever type it is.
+    return elements.view(torch.uint8)
+
+
+_MIX = tuple(
+    value - (1 << 64) if value >= 1 << 63 else value
+    for value in (
+        0x9E3779B97F4A7C15,
+        0xBF58476D1CE4E5B9,
+        0x94D049BB133111EB,
+        0xD6E8FEB86659FD93,
+    )
+)
+"""Odd constants of two finalizers, as signed numbers: SplitMix64 (Steele, Lea and Flood, 2014) and
+rrmxmx (Evensen, 2018)."""
+
+
+def reduced(data: torch.Tensor) -> tuple[int, int]:
+    """Two numbers of 64 bits that change with any byte, and with the place of any word of eight
+    bytes; made on the device that has the bytes, at the speed of its memory.
+
+    Each word is mixed with its place as SplitMix64 mixes its state, twice with other constants, and
+    the results are summed, which a device may do in any order. No key is in it: who wants to can
+    make two contents with the same numbers.
+    """
+    import torch
+
+    nbytes = data.numel()
+    padding = -nbytes % 8
+    if padding or data.storage_offset() % 8:
+        data = torch.cat([data, data.new_zeros(padding)])
+    words = data.view(torch.int64)
+    sums = [torch.zeros((), dtype=torch.int64, device=words.device) for _ in range(2)]
+    for start in range(0, words.numel(), _WORDS):
+        part = words[start : start + _WORDS]
+        places = torch.arange(start + 1, start + 1 + part.numel(), device=part.device)
+        for turn, (first, second) in enumerate((_MIX[:2], _MIX[2:])):
+            mixed = part ^ (places * first)
+            for factor in (second, first):
+                mixed = (mixed ^ (mixed >> 29)) * factor
+            sums[turn] = sums[turn] + (mixed ^ (mixed >> 32)).sum()
+    low, high = (int(total) % (1 << 64) for total in sums)
+    return low, (high + nbytes) % (1 << 64)
 
 
 def one_digest(digests: Mapping[str, str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ from penstock._native import TensorView
 from penstock.vllm import compat
 from penstock.vllm.adapters import LoadedAdapters
 from penstock.vllm.groups import Group, Groups
+from penstock.vllm.model_share import live_models
 from penstock.vllm.worker import KvMemory, Services, WorkerFacts
 
 
@@ -52,6 +54,7 @@ def services(vllm_config: Any) -> Services:
         engine_cores=compat.operators_cores,
         rest=compat.rest,
         agrees=adapters.agrees,
+        read_weights=functools.partial(live_models, vllm_config),
     )
 
 

@@ -4,71 +4,97 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from penstock.vllm.compat.configuration import CONNECTOR, has_penstock, is_penstock
-from penstock.vllm.compat.weights import models, parts, worker_of
+from penstock.vllm.compat.topology import rank
+from penstock.vllm.compat.weights import models, reloading, worker_of
 
 if TYPE_CHECKING:
-    import torch
-
-logger = logging.getLogger("vllm.penstock")
-
-_CHUNK = 1 << 22
-"""Numbers that are summed at a time."""
+    from penstock.vllm.messages import RankWeights
+    from penstock.vllm.worker import Weights
 
 _HARMLESS = ("profile", "check_health", "save_sharded_state", "save_tensorized_model")
 """Calls of vLLM's own to its workers that change no weights, by the names that clients give."""
 
+_CHANGING = (
+    "start_weight_update",
+    "start_draft_weight_update",
+    "update_weights",
+    "finish_weight_update",
+)
+"""Calls of vLLM's own to its workers that change weights, see above. `reload_weights` tells so by
+itself."""
 
-def watch_changes(
-    vllm_config: Any, changed: Callable[[], None], told: Callable[[], dict[str, int]]
-) -> None:
-    """Has `changed` called in this worker whenever its models' weights are about to change, and
-    once they have.
 
-    Seen are: vLLM's own ways to reload weights; `load_weights` of the models, by whomever; and
-    whatever a call by `collective_rpc` or `apply_model` does to them. What code in this very
-    process does to a tensor on its own is not seen. `told` gives the worker's name, with how often
-    it saw a change."""
+def watch_changes(vllm_config: Any, weights: Weights) -> None:
+    """Has `weights` told in this worker whenever its models' weights are about to change, and once
+    they have.
+
+    Seen are: vLLM's own ways to reload and to update weights; `load_weights` of the models, by
+    whomever; and whatever a call by `collective_rpc` or `apply_model` does to them. What code in
+    this very process does to a tensor on its own is seen with the next reset of the connector, if
+    it changes a sample of the tensors."""
     worker = worker_of(vllm_config)
-    _surround(worker.model_runner, "reload_weights", changed)
-    for model in filter(None, models(vllm_config)):
-        _surround(model, "load_weights", changed)
-    worker._penstock = changed, told
+    if not hasattr(worker, "_penstock"):
+        _watch_reloads(worker)
+        for model in filter(None, models(vllm_config)):
+            _watch_loads(model, worker)
+    worker._penstock = weights
 
 
-def _surround(owner: Any, name: str, changed: Callable[[], None]) -> None:
-    """Has `changed` called before and after a method of one object."""
-    method = getattr(owner, name, None)
-    if method is None or hasattr(method, "_penstock"):
+def _watch_loads(model: Any, worker: Any) -> None:
+    load = getattr(model, "load_weights", None)
+    if load is None:
         return
 
-    @functools.wraps(method)
-    def surrounded(*arguments: Any, **options: Any) -> Any:
-        changed()
+    @functools.wraps(load)
+    def watched(*arguments: Any, **options: Any) -> Any:
+        worker._penstock.note_change()
         try:
-            return method(*arguments, **options)
+            return load(*arguments, **options)
         finally:
-            changed()
+            worker._penstock.note_change()
 
-    surrounded._penstock = True  # type: ignore[attr-defined]
-    setattr(owner, name, surrounded)
+    model.load_weights = watched
+
+
+def _watch_reloads(worker: Any) -> None:
+    runner = worker.model_runner
+    reload = runner.reload_weights
+
+    @functools.wraps(reload)
+    def watched(
+        weights_iterator: Any = None,
+        weights_path: str | None = None,
+        is_checkpoint_format: bool = True,
+    ) -> None:
+        weights: Weights = worker._penstock
+        weights.note_change()
+        try:
+            with reloading(runner.get_model(), worker.vllm_config):
+                reload(weights_iterator, weights_path, is_checkpoint_format)
+        finally:
+            weights.note_change()
+        if weights_iterator is None:
+            weights.note_reload()
+
+    runner.reload_weights = watched
 
 
 def wrap_calls() -> None:
-    """Has all that clients call in workers compared before and after, once in a process, in engines
-    with Penstock."""
+    """Follows, once in a process, which weights engines with Penstock compute with: by what clients
+    call in workers, and by the names that they give to weights."""
     from vllm.v1.engine.core import EngineCore
 
-    call = EngineCore.collective_rpc
+    call, add = EngineCore.collective_rpc, EngineCore.add_request
+    name = EngineCore.set_weight_version
     if hasattr(call, "__wrapped__"):
         return
 
     @functools.wraps(call)
-    def wrapped(
+    def wrapped_call(
         self: Any,
         method: Any,
         timeout: float | None = None,
@@ -78,17 +104,54 @@ def wrap_calls() -> None:
         if not has_penstock(self.vllm_config) or method in _HARMLESS:
             return call(self, method, timeout, args, kwargs)
         try:
-            returned = call(self, functools.partial(_compared, method), timeout, args, kwargs)
+            returned = call(self, functools.partial(_watched, method), timeout, args, kwargs)
         except BaseException:
             # Its error is what the client hears, also if the workers tell nothing any more.
             with contextlib.suppress(Exception):
-                _tell(self, call(self, _told, timeout))
+                _take_changes(self, self.model_executor.collective_rpc(_changes, timeout))
             raise
         # Before the next step is ordered, and before the client goes on.
-        _tell(self, call(self, _told, timeout))
+        _take_changes(self, self.model_executor.collective_rpc(_changes, timeout))
         return returned
 
-    EngineCore.collective_rpc = wrapped
+    @functools.wraps(name)
+    def wrapped_name(self: Any, weight_version: str) -> None:
+        name(self, weight_version)
+        if has_penstock(self.vllm_config):
+            for half in _scheduler_halves(self):
+                half.versions.on_named(weight_version)
+
+    @functools.wraps(add)
+    def wrapped_add(self: Any, *arguments: Any, **options: Any) -> None:
+        if has_penstock(self.vllm_config):
+            name_weights(self)
+        add(self, *arguments, **options)
+
+    EngineCore.collective_rpc, EngineCore.set_weight_version = wrapped_call, wrapped_name
+    EngineCore.add_request = wrapped_add
+
+
+def look_at_weights(core: Any) -> None:
+    """Has all workers look whether their weights are those that they were."""
+    _take_changes(core, core.model_executor.collective_rpc(_looked))
+
+
+def name_weights(core: Any) -> None:
+    """Asks the workers which weights they compute with, if a scheduler half needs to know."""
+    for half in _scheduler_halves(core):
+        versions = half.versions
+        if versions.asks:
+            told = functools.partial(_told, versions.name)
+            versions.on_told(core.model_executor.collective_rpc(told))
+
+
+def _take_changes(core: Any, told: list[tuple[dict[str, int], bool]]) -> None:
+    """Tells the scheduler halves how often each worker saw its weights change, and whether an
+    update goes on in one."""
+    changes = {name: count for one, _ in told for name, count in one.items()}
+    for half in _scheduler_halves(core):
+        half.versions.on_changed(changes)
+        half.versions.on_update(is_under_way=any(is_updating for _, is_updating in told))
 
 
 def wrap_encoder_resets() -> None:
@@ -117,69 +180,50 @@ def _scheduler_halves(core: Any) -> Iterator[Any]:
             yield part.scheduler
 
 
-def _tell(core: Any, told: list[dict[str, int]]) -> None:
-    """Tells the scheduler halves how often each worker saw its weights change."""
-    for half in _scheduler_halves(core):
-        half.on_weights_changed({name: count for one in told for name, count in one.items()})
+# --- in the worker ----------------------------------------------------------------------------
 
 
-def _compared(method: Any, worker: Any, *args: Any, **kwargs: Any) -> Any:
-    """Calls a method in a worker, and tells Penstock there if it changed weights. Runs in the
-    worker."""
+def _watched(method: Any, worker: Any, *args: Any, **kwargs: Any) -> Any:
+    """Calls a method in a worker, and tells Penstock there if it changed weights."""
     inner = getattr(worker, "worker", worker)
     call = getattr(worker, method) if isinstance(method, str) else functools.partial(method, worker)
-    if not hasattr(inner, "_penstock"):
-        return call(*args, **kwargs)
-    changed, _ = inner._penstock
-    before = _sums_or_none(inner)
+    call = functools.partial(call, *args, **kwargs)
+    weights: Weights | None = getattr(inner, "_penstock", None)
+    if weights is None or method == "reload_weights":
+        return call()
+    if not (method in _CHANGING or _is_updating(inner)):
+        return weights.compare(call)
+    weights.note_change()
     try:
-        return call(*args, **kwargs)
+        return call()
     finally:
-        if before is None or _sums_or_none(inner) != before:
-            changed()
+        weights.note_change()
 
 
-def _told(worker: Any) -> dict[str, int]:
-    """The worker's name, with how often it saw its weights change. Runs in the worker."""
-    _, told = getattr(getattr(worker, "worker", worker), "_penstock", (None, dict))
-    found: dict[str, int] = told()
-    return found
+def _changes(worker: Any) -> tuple[dict[str, int], bool]:
+    """How often the worker saw its weights change, and whether an update goes on in it."""
+    inner = getattr(worker, "worker", worker)
+    weights: Weights | None = getattr(inner, "_penstock", None)
+    return ({} if weights is None else weights.changes), _is_updating(inner)
 
 
-def _sums_or_none(worker: Any) -> list[tuple[Any, ...]] | None:
-    """Sums of the weights, see :func:`_sums`. None if they cannot be made, as of weights that some
-    kernel keeps in a form of its own. Then the weights are taken for changed."""
-    try:
-        return _sums(worker)
-    except (RuntimeError, TypeError, ValueError) as error:
-        logger.warning("Penstock: cannot see whether weights changed: %s; supposing so", error)
+def _looked(worker: Any) -> tuple[dict[str, int], bool]:
+    """What :func:`_changes` tells, after a look at the weights themselves."""
+    inner = getattr(worker, "worker", worker)
+    if hasattr(inner, "_penstock") and not _is_updating(inner):
+        inner._penstock.look()
+    return _changes(worker)
+
+
+def _told(version: str, worker: Any) -> RankWeights | None:
+    """Which weights the worker computes with."""
+    inner = getattr(worker, "worker", worker)
+    if not hasattr(inner, "_penstock"):
         return None
+    told: RankWeights = inner._penstock.tell(version, rank(), is_updating=_is_updating(inner))
+    return told
 
 
-def _sums(worker: Any) -> list[tuple[Any, ...]]:
-    """Numbers that change with any weight or buffer, of all models of a worker. Made where the
-    tensors are, at the speed of their memory."""
-    return [
-        (name, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), *_sum(tensor))
-        for model in filter(None, models(worker.vllm_config))
-        for named in (model.named_parameters(), model.named_buffers())
-        for name, tensor in parts(named)
-    ]
-
-
-def _sum(tensor: torch.Tensor) -> tuple[int, int]:
-    """The sum of a tensor's elements as whole numbers, and that of each times its place."""
-    import torch
-
-    if not tensor.numel():
-        return 0, 0
-    flat = tensor.detach().contiguous().reshape(-1)
-    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    numbers = flat.view(kinds.get(flat.element_size(), torch.uint8))
-    plain = placed = torch.zeros((), dtype=torch.int64, device=numbers.device)
-    for start in range(0, numbers.numel(), _CHUNK):
-        chunk = numbers[start : start + _CHUNK].to(torch.int64)
-        places = torch.arange(start + 1, start + 1 + chunk.numel(), device=chunk.device)
-        # Sums wrap around. An element that changes changes both, as its place is not zero.
-        plain, placed = plain + chunk.sum(), placed + (chunk * places).sum()
-    return int(plain), int(placed)
+def _is_updating(worker: Any) -> bool:
+    """Whether a trainer has begun to update the weights, and has not finished."""
+    return bool(getattr(worker, "_weight_update_active", False))

@@ -10,12 +10,14 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from penstock.vllm.compat.configuration import is_penstock
+from penstock.vllm.compat.changes import look_at_weights, name_weights
+from penstock.vllm.compat.configuration import has_penstock, is_penstock
 
 
 def wrap_resets() -> None:
-    """Has loads and stores ended before a reset that preempts running requests, once in a process,
-    in engines whose one connector is Penstock's."""
+    """Has loads and stores ended before a reset that preempts running requests, in engines whose
+    one connector is Penstock's; and has weights looked at before a reset of Penstock's knowledge.
+    Once in a process."""
     from vllm.v1.engine.core import EngineCore
 
     reset = EngineCore.reset_prefix_cache
@@ -26,6 +28,8 @@ def wrap_resets() -> None:
     def wrapped(
         self: Any, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
+        if reset_connector and has_penstock(self.vllm_config):
+            look_at_weights(self)
         if not (reset_running_requests and is_penstock(self.vllm_config)):
             done: bool = reset(self, reset_running_requests, reset_connector)
             return done
@@ -42,6 +46,8 @@ def wrap_resets() -> None:
             done = reset(self, reset_running_requests, reset_connector)
         finally:
             scheduler.defer_block_free = deferred
+        # Requests that ran begin anew, and look for blocks of the weights of now.
+        name_weights(self)
         return done
 
     EngineCore.reset_prefix_cache = wrapped

@@ -76,11 +76,7 @@ def transfer_groups(vllm_config: Any, kv_cache_config: KVCacheConfig) -> Groups:
         "KV scales calculated at run time": bool(
             getattr(vllm_config.cache_config, "calculate_kv_scales", False)
         ),
-        # Both may take the KV cache's memory away during a copy that was ordered before.
-        "weights that trainers push (--weight-transfer-config), as nobody has tried what Penstock "
-        "sees of them; collective_rpc can reload them": (
-            vllm_config.weight_transfer_config is not None
-        ),
+        # It may take the KV cache's memory away during a copy that was ordered before.
         "sleep mode (--enable-sleep-mode, --enable-cumem-allocator)": bool(
             vllm_config.model_config.enable_sleep_mode
             or vllm_config.model_config.enable_cumem_allocator

@@ -52,3 +52,10 @@ def tp_rank() -> int:
     from vllm.distributed.parallel_state import get_tp_group
 
     return int(get_tp_group().rank_in_group)
+
+
+def rank() -> tuple[int, int]:
+    """This worker's pipeline rank and tensor-parallel rank."""
+    from vllm.distributed.parallel_state import get_pp_group
+
+    return int(get_pp_group().rank_in_group), tp_rank()

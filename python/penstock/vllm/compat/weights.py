@@ -86,6 +86,17 @@ def _loading(model: Any, loader: type, load_format: str) -> Iterator[None]:
         _current.pop()
 
 
+@contextmanager
+def reloading(model: Any, vllm_config: Any) -> Iterator[None]:
+    """Notes the files that a model gets all of its weights from anew, if any."""
+    from vllm.model_executor.model_loader import get_model_loader
+
+    load_config = vllm_config.load_config
+    _loadings.pop(model, None)
+    with _loading(model, type(get_model_loader(load_config)), str(load_config.load_format)):
+        yield
+
+
 def models(vllm_config: Any) -> tuple[Any, Any]:
     """The model of this process's worker, and its drafter's; None in place of the latter if there
     is none."""
@@ -146,6 +157,20 @@ def weight_files(model: Any) -> list[str] | None:
     ):
         return None
     return sorted(set(loading.files))
+
+
+def hides_weights(model: Any) -> bool:
+    """Whether some of a model's weights are not among its tensors.
+
+    For a CPU's kernels, vLLM packs weights into objects of its own, and leaves tensors without
+    elements."""
+    for module in model.modules():
+        if any(type(value).__name__.endswith("GEMMHandler") for value in vars(module).values()):
+            return True
+        own = module.parameters(recurse=False)
+        if any(not each.numel() and each.is_cpu for each in own):
+            return True
+    return False
 
 
 def weight_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:

@@ -60,6 +60,7 @@ from penstock.vllm.scheduler.prefetching import Prefetching
 from penstock.vllm.scheduler.probing import Probing
 from penstock.vllm.scheduler.promises import Promises, is_handed_over
 from penstock.vllm.scheduler.requests import Phase, RequestState
+from penstock.vllm.scheduler.retiring import Retiring
 from penstock.vllm.scheduler.savings import Savings
 from penstock.vllm.scheduler.sharing import Sharing
 from penstock.vllm.scheduler.spans import spans_to
@@ -67,8 +68,9 @@ from penstock.vllm.scheduler.stores import Stores
 from penstock.vllm.scheduler.storing import Storing
 from penstock.vllm.scheduler.tiered_lookups import TieredLookups
 from penstock.vllm.scheduler.transfers import Transfers
+from penstock.vllm.scheduler.versions import Versions
 from penstock.vllm.scheduler.weights import Weights
-from penstock.vllm.settings import Settings, tenant_name
+from penstock.vllm.settings import DROP, Settings, tenant_name
 
 logger = logging.getLogger("vllm.penstock")
 
@@ -168,6 +170,20 @@ class SchedulerHalf:
         announcing = Announcing(self._events, self._descriptions)
         self._stores = Stores(catalogue, agreement, weights, self._holds, announcing, counters)
         self._storing = Storing(catalogue, facts, sharing, orders, self._stores)
+        self._retiring = Retiring(
+            filter(None, (store, node)), counters, removes=settings.weight_updates == DROP
+        )
+        self.versions = Versions(
+            settings,
+            weights,
+            agreement,
+            catalogue,
+            orders,
+            self._descriptions,
+            self._retiring,
+            counters,
+            forget=self._forget_found,
+        )
 
     def accept_shares(self, shares: Mapping[tuple[int, int], RankShare]) -> None:
         """Takes in what every rank holds, keyed by (pipeline rank, tensor-parallel rank).
@@ -210,6 +226,8 @@ class SchedulerHalf:
             arrival.has_images,
             is_handed_over=is_handed_over(arrival.params),
         )
+        # What a step computes while weights come in is of no weights that anybody else has.
+        state.is_stale = self._weights.is_updating
         self._requests[state.id] = state
         self._catalogue.add(state.id, request.num_prompt_tokens, tenant=state.tenant)
         self._prefetching.note_arrival(state)
@@ -382,7 +400,7 @@ class SchedulerHalf:
             self._requests.pop(request_id, None)
 
     def _take_in(self, report: WorkerReport) -> None:
-        self.on_weights_changed(report.changes)
+        self.versions.on_changed(report.changes)
         weights = self._weights
         # The findings of jobs come before the ends of jobs, because a job is forgotten at its end.
         # What they find of weights that are gone says nothing about those of now.
@@ -428,28 +446,6 @@ class SchedulerHalf:
         """Whether all of the pool is in this machine. A directory counts as such."""
         return sources.is_local(self._settings.pool)
 
-    def on_weights_changed(self, changes: dict[str, int]) -> None:
-        """Takes in how often each worker has seen its weights change.
-
-        After a change, no block is loaded that was stored before, and what is stored from now on is
-        found by this engine alone, until the next change."""
-        weights = self._weights
-        if not weights.is_news(changes):
-            return
-        weights.changes |= changes
-        weights.count += 1
-        weights.has_old_blocks = weights.has_old_encodings = True
-        weights.last_old_job = self._orders.number()
-        self._agreement.renew()
-        self._descriptions.forget()
-        self._catalogue.forget_pool()
-        self._catalogue.forget_host()
-        for state in self._requests.values():
-            if state.phase is not Phase.ENDED:
-                self._forget_old(state)
-        self._orders.void()
-        logger.info("Penstock: the weights have changed: nothing stored before is loaded any more")
-
     def on_transfers_ended(self) -> None:
         """No worker reads or writes the engine's blocks, and the engine takes all of them away."""
         self._orders.void()
@@ -458,14 +454,18 @@ class SchedulerHalf:
         )
         self._stores.free()
 
-    def _forget_old(self, state: RequestState) -> None:
-        """The request has blocks of weights that are gone, or waits for some."""
-        state.is_stale = True
-        self._lookups.drop(state)
-        self._catalogue.set_miss(state.id)
-        self._probing.forget(state)
-        self._prefetching.forget(state)
-        self._handover.forget(state)
+    def _forget_found(self, is_stale: bool) -> None:
+        """What was found for requests, or is waited for, is of other namespaces. If `is_stale`,
+        their blocks are of weights that are gone."""
+        for state in self._requests.values():
+            if state.phase is Phase.ENDED:
+                continue
+            state.is_stale |= is_stale
+            self._lookups.drop(state)
+            self._catalogue.set_miss(state.id)
+            self._probing.forget(state)
+            self._prefetching.forget(state)
+            self._handover.forget(state)
 
     def _on_reset(self) -> None:
         """The engine's own prefix cache was emptied, and no request has blocks."""
@@ -482,6 +482,7 @@ class SchedulerHalf:
     def take_counts(self) -> Counts | None:
         """The counts and measurements since the last call; None if there are none."""
         self._keeping.count()
+        self._retiring.count()
         for place, count in take_panics().items():
             self._counters.count_at(place, "panics", count)
         return self._counters.take()

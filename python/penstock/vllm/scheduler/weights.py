@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
@@ -15,9 +16,16 @@ class Weights:
     """
 
     count: int = 0
-    """How often the weights have changed."""
+    """How often the namespaces have changed with the weights."""
     changes: dict[str, int] = field(default_factory=dict)
     """Worker → how many changes it has told of."""
+    is_unknown: bool = False
+    """Whether it is not known yet what the weights are, or what they are called."""
+    is_updating: bool = False
+    """Whether a trainer has begun to update them, and has not finished."""
+    version: str = ""
+    """How the update to them called them; empty if it did not, or if they are those of the
+    start."""
     last_old_job: int = 0
     """Jobs up to this number are of weights that are gone."""
     has_old_blocks: bool = False
@@ -38,6 +46,6 @@ class Weights:
         """Whether the job is of weights that are gone."""
         return number <= self.last_old_job
 
-    def is_news(self, changes: dict[str, int]) -> bool:
+    def is_news(self, changes: Mapping[str, int]) -> bool:
         """Whether some worker has seen more changes than it had told of."""
         return any(count > self.changes.get(worker, 0) for worker, count in changes.items())

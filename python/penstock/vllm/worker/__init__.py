@@ -6,5 +6,6 @@ It makes no policy decisions, and nothing in it imports vLLM. It gets its knowle
 
 from penstock.vllm.worker.facts import KvMemory, Services, WorkerFacts
 from penstock.vllm.worker.half import WorkerHalf
+from penstock.vllm.worker.weights import PARTIAL, Reading, Weights
 
-__all__ = ["KvMemory", "Services", "WorkerFacts", "WorkerHalf"]
+__all__ = ["PARTIAL", "KvMemory", "Reading", "Services", "Weights", "WorkerFacts", "WorkerHalf"]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from penstock._native import TensorView
 from penstock.vllm.adapters import Adapter
 from penstock.vllm.groups import Group, Groups, heads_of_rank
+from penstock.vllm.worker.weights import Read
 
 
 @dataclass(frozen=True)
@@ -88,3 +89,5 @@ class Services:
     """Given True, makes this process sleep between messages."""
     agrees: Callable[[Adapter], bool] = lambda adapter: True
     """Whether this rank computes with the same content as the adapter in the block hashes."""
+    read_weights: Read = lambda reading: None
+    """Reads this rank's weights as they are in memory."""

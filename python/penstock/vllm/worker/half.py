@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import time
-import uuid
 from collections.abc import Sequence
 
 from penstock._native import Engine, Fence
@@ -23,6 +22,7 @@ from penstock.vllm.settings import Settings
 from penstock.vllm.worker.facts import KvMemory, Services, WorkerFacts
 from penstock.vllm.worker.jobs import Jobs
 from penstock.vllm.worker.registration import register
+from penstock.vllm.worker.weights import Weights
 
 logger = logging.getLogger("vllm.penstock")
 
@@ -46,8 +46,7 @@ class WorkerHalf:
         """What the KV cache belongs to."""
         self._before_step: Fence | None = None
         """A fence after everything that was computed before this step."""
-        self._name, self._changes = uuid.uuid4().hex, 0
-        """A name that no other worker has, and how often its weights have changed."""
+        self.weights = Weights(services.read_weights, self._on_weights_changed)
         self._idle_until = 0.0
         """When the engine wants an answer even if no load has ended; mostly a time in the past."""
 
@@ -104,7 +103,7 @@ class WorkerHalf:
         if orders.loads and after is None:
             # `begin_step` was not called, so no earlier point is known.
             after = self._raise_fence()
-        is_stale = self._is_stale(orders)
+        is_stale = self.weights.is_behind(orders.changes)
         for job in orders.loads:
             jobs.load(job, after, is_stale=is_stale or job.is_stale)
         for number in orders.cancel_loads:
@@ -127,18 +126,17 @@ class WorkerHalf:
         _, jobs = self._running()
         jobs.name_groups(orders.namespaces, orders.weights)
         after = self._raise_fence() if orders.stores else None
-        is_stale = self._is_stale(orders)
+        is_stale = self.weights.is_behind(orders.changes)
         for job in orders.stores:
             jobs.store(job, after, is_stale=is_stale or job.is_stale)
         jobs.finish(orders.finished)
 
-    def on_weights_changed(self) -> None:
-        """This rank's weights are about to change, or have just changed. Loads under way are given
-        up. Stores under way go on: what they read was computed before."""
-        self._changes += 1
+    def _on_weights_changed(self) -> None:
+        """Loads under way are given up. Stores under way go on: what they read was computed
+        before."""
         if self._jobs is not None:
             self._jobs.give_up_loads()
-            self._jobs.report.changes = self.changes
+            self._jobs.report.changes = self.weights.changes
 
     def end_transfers(self) -> None:
         """Returns when nothing reads or writes the engine's blocks. Loads under way are given
@@ -164,15 +162,6 @@ class WorkerHalf:
         none that a load did not fill."""
         if self._jobs is not None:
             self._jobs.forget_failures()
-
-    @property
-    def changes(self) -> dict[str, int]:
-        """This worker's name, with how often its weights have changed."""
-        return {self._name: self._changes}
-
-    def _is_stale(self, orders: StepOrders) -> bool:
-        """Whether the orders are of weights that are gone."""
-        return orders.changes.get(self._name, 0) < self._changes
 
     def _raise_fence(self) -> Fence | None:
         """A fence after all work that the device has now; None for host memory."""

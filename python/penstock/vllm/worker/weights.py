@@ -1,0 +1,143 @@
+"""Which weights this rank computes with: how often they have changed, and what they are now."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import uuid
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from penstock.vllm.messages import ModelShare, ModelShares, RankWeights
+
+T = TypeVar("T")
+
+
+class Reading(enum.Enum):
+    """How much of the live tensors is read."""
+
+    WHOLE = enum.auto()
+    SAMPLE = enum.auto()
+    """Some bytes of each tensor."""
+    FILES = enum.auto()
+    """The files that the tensors were loaded from, in place of the tensors."""
+
+
+Read = Callable[[Reading], ModelShares | None]
+"""Reads the live tensors of this rank's models; None if they cannot be read.
+
+What stands for weights begins with :data:`PARTIAL` if some of them are not among the tensors."""
+
+PARTIAL = "partial:"
+
+
+class Weights:
+    """The weights of one rank.
+
+    What is read of them is read at three times: before their first change, so that the weights of
+    the start are known again; after a call that may have changed them, and did not say so; and when
+    somebody asks what they are. The start and a reset read a sample.
+    """
+
+    def __init__(self, read: Read, changed: Callable[[], None]) -> None:
+        """`changed` is called with each change, once that is counted."""
+        self._read = read
+        self._changed = changed
+        self._worker = uuid.uuid4().hex
+        self._changes = 0
+        self._start: ModelShares | None = None
+        """What the engine told of the weights that it was started with."""
+        self._start_tensors: ModelShares | None = None
+        """What their tensors were, whole; None if nobody has read them."""
+        self._tensors: ModelShares | None = None
+        """What the tensors are now, whole; None if nobody has read them since the last change."""
+        self._reloaded_at = -1
+        """How often the weights had changed when they had all come from files; negative if they
+        never did, since the start."""
+        self._sample: ModelShares | None = None
+        """A sample of them; None if nobody has taken one since the last change."""
+
+    def begin(self, shares: ModelShares) -> None:
+        """Takes what the models are at the start, as the other engines are told."""
+        self._start = shares
+        self._sample = self._read(Reading.SAMPLE)
+
+    @property
+    def changes(self) -> dict[str, int]:
+        """A name that no other worker has, with how often this one's weights have changed."""
+        return {self._worker: self._changes}
+
+    def is_behind(self, changes: Mapping[str, int]) -> bool:
+        """Whether these weights have changed since somebody knew so many `changes`."""
+        return changes.get(self._worker, 0) < self._changes
+
+    def note_change(self) -> None:
+        """The weights are about to change, or have just changed."""
+        if not self._changes and self._start is not None and self._start_tensors is None:
+            self._start_tensors = self._tensors or self._read(Reading.WHOLE)
+        self._changes += 1
+        self._tensors = self._sample = None
+        self._changed()
+
+    def note_reload(self) -> None:
+        """All weights have come from files, and have not changed since."""
+        self.note_change()
+        self._reloaded_at = self._changes
+
+    def compare(self, call: Callable[[], T]) -> T:
+        """Calls something that may change weights, and notes a change if it did. If that cannot be
+        seen, they are taken for changed."""
+        before = self._tensors or self._read(Reading.WHOLE)
+        self._tensors = before
+        try:
+            return call()
+        finally:
+            after = self._read(Reading.WHOLE)
+            if after is None or after != before:
+                # Whoever changed them may have said so.
+                self.note_change()
+            self._tensors = after
+
+    def look(self) -> None:
+        """Notes a change if the sample is another one than that last taken: of a change that nobody
+        told of."""
+        if self._sample is None:
+            return
+        found = self._read(Reading.SAMPLE)
+        if found is None or found != self._sample:
+            self.note_change()
+            self._sample = found
+
+    def tell(self, version: str, rank: tuple[int, int], *, is_updating: bool) -> RankWeights:
+        """What the weights are: those of the start, or those that an update called `version`, or
+        those with these bytes if that is empty. Nothing while an update goes on."""
+        models: ModelShares | None = None
+        if not is_updating:
+            self._sample = self._sample or self._read(Reading.SAMPLE)
+            models = self._called(version) if version else self._found()
+        return RankWeights(self._worker, self._changes, rank, models)
+
+    def _found(self) -> ModelShares | None:
+        if self._reloaded_at == self._changes and (files := self._read(Reading.FILES)) is not None:
+            return files
+        found = self._tensors = self._tensors or self._read(Reading.WHOLE)
+        if found is None or _is_partial(found):
+            return None
+        return self._start if found == self._start_tensors else found
+
+    def _called(self, version: str) -> ModelShares | None:
+        sample = self._sample
+        return None if sample is None or _is_partial(sample) else _called(version, sample)
+
+
+def _is_partial(shares: ModelShares) -> bool:
+    """Whether these are equal for some weights that are not."""
+    parts = filter(None, (shares.model, shares.draft))
+    return any(part.weights.startswith(PARTIAL) for part in parts)
+
+
+def _called(version: str, sample: ModelShares) -> ModelShares:
+    def called(share: ModelShare) -> ModelShare:
+        return dataclasses.replace(share, weights=f"version:{version}:{share.weights}")
+
+    return ModelShares(called(sample.model), sample.draft and called(sample.draft))

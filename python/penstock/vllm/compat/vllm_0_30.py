@@ -33,3 +33,7 @@ class Vllm030:
         from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
 
         return int(resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)[1])
+
+    def is_brought_type(self, kv_type: str) -> bool:
+        """Whether a plug-in has brought this type of KV: none can in this version."""
+        return False

@@ -48,4 +48,14 @@ class Vllm033(vllm_0_32.Vllm032):
 
     PLANNING = PlanningByBuilder(_MODULE, vllm_0_32.Vllm032.PLANNING.pool_bytes_takes)
 
-    USES = (*PLANNING.uses, *vllm_0_32.SINCE)
+    USES = (
+        *PLANNING.uses,
+        *vllm_0_32.SINCE,
+        Use("vllm.config.cache", "get_kv_cache_dtype_handler", ("name",)),
+    )
+
+    def is_brought_type(self, kv_type: str) -> bool:
+        """Whether a plug-in has brought this type of KV, or what is meant by its name."""
+        from vllm.config.cache import get_kv_cache_dtype_handler
+
+        return get_kv_cache_dtype_handler(kv_type) is not None

@@ -104,6 +104,7 @@ class SchedulerHalf:
         counters = Counters()
         self._settings = settings
         self._facts = facts
+        self._keeps_states = any(group.state is not None for group in facts.groups)
         self._agreement = agreement
         self._role = role
         self._store = store
@@ -225,6 +226,8 @@ class SchedulerHalf:
             arrival.trace_headers,
             arrival.has_images,
             is_handed_over=is_handed_over(arrival.params),
+            # A step ahead may leave a state after a token that the session then drops.
+            is_private=request.resumable and self._keeps_states,
         )
         # What a step computes while weights come in is of no weights that anybody else has.
         state.is_stale = self._weights.is_updating
@@ -336,7 +339,11 @@ class SchedulerHalf:
             orders.step = self._orders.number()
             tokens = sum(end - first for first, end in prompts)
             pairs = sum(starmap(attended, prompts))
-            self._advisor.on_step(time.monotonic(), orders.step, tokens, pairs)
+            # What a prompt waits for its next step is a part of computing it. So that step counts
+            # from the end of the one before.
+            goes_on = self._facts.holds_prompts and len(prompts) > len(done.started)
+            began = 0.0 if goes_on else time.monotonic()
+            self._advisor.on_step(began, orders.step, tokens, pairs)
         if orders.loads or orders.stores or orders.prefetches:
             orders.namespaces = self._agreement.namespaces
             orders.weights = self._weights.count
@@ -388,7 +395,9 @@ class SchedulerHalf:
         self, report: WorkerReport | None, loaded: Iterable[str], freed: Iterable[str]
     ) -> None:
         """Takes in the workers' reports of a step."""
-        self._advisor.on_output(time.monotonic(), report.steps if report else ())
+        steps = report.steps if report else ()
+        if steps or not self._facts.holds_prompts:
+            self._advisor.on_output(time.monotonic(), steps)
         if report is not None:
             self._take_in(report)
         for request_id in loaded:

@@ -81,7 +81,7 @@ def test_a_platform_says_what_a_block_takes(monkeypatch: pytest.MonkeyPatch) -> 
 
     name = f"{__name__}.Twice"
     monkeypatch.setattr(
-        type(current_platform), "get_kv_cache_config_builder_cls", lambda vllm_config: name
+        type(current_platform), "get_kv_cache_config_builder_cls", lambda *given: name
     )
     spec = FullAttentionSpec(block_size=16, num_kv_heads=2, head_size=64, dtype=torch.bfloat16)
     stages = [{"model.layers.0.attn": spec, "model.layers.1.attn": spec}, {}]

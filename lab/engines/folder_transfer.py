@@ -13,6 +13,7 @@ from typing import Any
 
 from safetensors import safe_open
 from vllm import _custom_ops
+from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -98,6 +99,15 @@ class Worker:
         """Writes one element of one tensor, past all that vLLM offers for it."""
         model = self.model_runner.get_model()  # type: ignore[attr-defined]
         dict(model.named_parameters())[name].data[tuple(place)] = value
+
+    def fall_asleep(self) -> None:
+        """Tells the connector what vLLM tells before sleep mode takes the KV cache's memory. To
+        take it needs a GPU."""
+        get_kv_transfer_group().unregister_kv_caches()
+
+    def rise(self) -> None:
+        """Tells the connector that the memory is there again."""
+        get_kv_transfer_group().restore_kv_caches()
 
 
 WeightTransferEngineFactory.register_engine(BACKEND, FolderTransfer)

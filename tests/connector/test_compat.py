@@ -28,6 +28,7 @@ from vllm.v1.kv_cache_interface import (
 from penstock.errors import ConfigError
 from penstock.identity import WeightFiles
 from penstock.vllm import compat, model_share, scheduler_facts
+from penstock.vllm.compat.versions import installed
 
 
 @pytest.fixture
@@ -131,7 +132,6 @@ def engine(
     prefill_ranks: int = 1,
     own_scales: bool = False,
     kv_type: str = "auto",
-    pushed: str | None = None,
     images_kept: float | None = None,
     finds_own: bool = True,
     **drafter: Any,
@@ -161,7 +161,6 @@ def engine(
             get_total_num_hidden_layers=lambda: 2,
         ),
         use_v2_model_runner=v2,
-        weight_transfer_config=pushed,
     )
 
 
@@ -171,9 +170,6 @@ UNIFORM, MIXED = (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float1
 @pytest.mark.parametrize(
     ("config", "dtypes", "reason"),
     [
-        (engine(sleep=True), UNIFORM, "sleep mode"),
-        (engine(cumem=True), UNIFORM, "--enable-cumem-allocator"),
-        (engine(pushed="nccl"), UNIFORM, "--weight-transfer-config"),
         (engine(images_kept=0, finds_own=False), UNIFORM, "images without names"),
         (engine(drafts="dflash"), UNIFORM, "by dflash, which keeps other states"),
         (engine(drafts="extract_hidden_states"), UNIFORM, "keeps other states"),
@@ -199,6 +195,21 @@ def test_what_cannot_be_followed_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=reason):
         compat.transfer_groups(config, caches(*dtypes))
+
+
+@pytest.mark.parametrize(
+    ("config", "option"),
+    [(engine(sleep=True), "sleep mode"), (engine(cumem=True), "--enable-cumem-allocator")],
+)
+def test_sleep_is_refused_where_vllm_does_not_tell_of_it(
+    config: Any, option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = type(installed())
+    monkeypatch.setattr(version, "TELLS_BEFORE_SLEEP", False)
+    with pytest.raises(ConfigError, match=option):
+        compat.transfer_groups(config, caches(*UNIFORM))
+    monkeypatch.setattr(version, "TELLS_BEFORE_SLEEP", True)
+    assert compat.transfer_groups(config, caches(*UNIFORM))
 
 
 def test_gpus_of_other_makers_are_refused_before_a_model_is_loaded(

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from lab.engines.node import Answer, Node
+from lab.engines.trainer import LIVE
 from lab.models import attention
 from tests.e2e.conftest import BLOCK, tokens
 from tests.e2e.stored import all_stored
@@ -157,6 +158,38 @@ def test_what_somebody_else_does_to_weights_is_noticed(
         answer = second.ask(ONE)
         # As its own hit was: some CPUs round a whole prompt otherwise than its end.
         assert (answer.cached, answer.text) == (FOUND, hit.text)
+
+
+def test_while_an_engine_sleeps_nothing_is_moved_and_then_all_is_as_before(
+    pool: str, llama: Path, newer: Path, start: Start
+) -> None:
+    with start(llama, pool=pool, **LIVE) as node:
+        right = stored(node, ONE)
+        for _ in range(2):
+            node.forget()
+            # As each part of vLLM may say so.
+            node.call("fall_asleep")
+            node.call("fall_asleep")
+            before = node.counters()
+            for prompt in (ONE, OTHER):
+                answer = node.ask(prompt)
+                assert answer.cached == 0
+            assert answer.tokens
+            node.call("rise")
+            node.call("rise")
+            node.forget()
+            after = node.counters()
+            assert after["stored_blocks"] == before["stored_blocks"]
+            answer = node.ask(ONE)
+            assert (answer.cached, answer.tokens) == (FOUND, right.tokens)
+        # Weights that change while it sleeps are seen when it is awake.
+        node.call("fall_asleep")
+        node.call("reload_weights", weights_path=str(newer))
+        node.call("rise")
+        node.forget()
+        answer = stored(node, ONE)
+        assert answer.cached == 0
+        assert answer.tokens != right.tokens
 
 
 def test_updates_under_load(

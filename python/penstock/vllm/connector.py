@@ -115,9 +115,9 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @classmethod
     def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
-        """False: a copy may still read or write memory that sleep mode would unmap. vLLM asks since
-        0.33."""
-        return False
+        """True: no copy reads or writes memory that sleep mode takes away. vLLM asks since 0.33,
+        and tells before it does so."""
+        return True
 
     # --- worker ---------------------------------------------------------------------------
 
@@ -126,6 +126,14 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         compat.make_scales(self._vllm_config, kv_caches)
         self.worker.register(kv_memory(self._facts.groups, self._facts.layers, kv_caches))
         compat.watch_changes(self._vllm_config, self.worker.weights)
+
+    def unregister_kv_caches(self) -> None:
+        """Called before sleep mode takes the KV cache's memory away. vLLM calls it since 0.33."""
+        self.worker.fall_asleep()
+
+    def restore_kv_caches(self) -> None:
+        """Called when the KV cache's memory is there again. vLLM calls it since 0.33."""
+        self.worker.wake_up()
 
     def get_handshake_metadata(self) -> Share | None:
         """This rank's share. The scheduler half checks it against the other ranks' shares."""

@@ -89,7 +89,7 @@ def wrap_calls() -> None:
     from vllm.v1.engine.core import EngineCore
 
     call, add = EngineCore.collective_rpc, EngineCore.add_request
-    name = EngineCore.set_weight_version
+    name, wake = EngineCore.set_weight_version, EngineCore.wake_up
     if hasattr(call, "__wrapped__"):
         return
 
@@ -103,8 +103,9 @@ def wrap_calls() -> None:
     ) -> Any:
         if not has_penstock(self.vllm_config) or method in _HARMLESS:
             return call(self, method, timeout, args, kwargs)
+        watched = functools.partial(_watched, method, not self.model_executor.is_sleeping)
         try:
-            returned = call(self, functools.partial(_watched, method), timeout, args, kwargs)
+            returned = call(self, watched, timeout, args, kwargs)
         except BaseException:
             # Its error is what the client hears, also if the workers tell nothing any more.
             with contextlib.suppress(Exception):
@@ -127,20 +128,30 @@ def wrap_calls() -> None:
             name_weights(self)
         add(self, *arguments, **options)
 
+    @functools.wraps(wake)
+    def wrapped_wake(self: Any, tags: list[str] | None = None) -> bool:
+        is_awake: bool = wake(self, tags)
+        if has_penstock(self.vllm_config):
+            _take_changes(self, self.model_executor.collective_rpc(_changes))
+        return is_awake
+
     EngineCore.collective_rpc, EngineCore.set_weight_version = wrapped_call, wrapped_name
-    EngineCore.add_request = wrapped_add
+    EngineCore.add_request, EngineCore.wake_up = wrapped_add, wrapped_wake
 
 
 def look_at_weights(core: Any) -> None:
-    """Has all workers look whether their weights are those that they were."""
-    _take_changes(core, core.model_executor.collective_rpc(_looked))
+    """Has all workers look whether their weights are those that they were. Not while the engine
+    sleeps: then they are not there."""
+    if not core.model_executor.is_sleeping:
+        _take_changes(core, core.model_executor.collective_rpc(_looked))
 
 
 def name_weights(core: Any) -> None:
-    """Asks the workers which weights they compute with, if a scheduler half needs to know."""
+    """Asks the workers which weights they compute with, if a scheduler half needs to know. Not
+    while the engine sleeps: then they are not there."""
     for half in _scheduler_halves(core):
         versions = half.versions
-        if versions.asks:
+        if versions.asks and not core.model_executor.is_sleeping:
             told = functools.partial(_told, versions.name)
             versions.on_told(core.model_executor.collective_rpc(told))
 
@@ -183,7 +194,7 @@ def _scheduler_halves(core: Any) -> Iterator[Any]:
 # --- in the worker ----------------------------------------------------------------------------
 
 
-def _watched(method: Any, worker: Any, *args: Any, **kwargs: Any) -> Any:
+def _watched(method: Any, is_awake: bool, worker: Any, *args: Any, **kwargs: Any) -> Any:
     """Calls a method in a worker, and tells Penstock there if it changed weights."""
     inner = getattr(worker, "worker", worker)
     call = getattr(worker, method) if isinstance(method, str) else functools.partial(method, worker)
@@ -191,7 +202,7 @@ def _watched(method: Any, worker: Any, *args: Any, **kwargs: Any) -> Any:
     weights: Weights | None = getattr(inner, "_penstock", None)
     if weights is None or method == "reload_weights":
         return call()
-    if not (method in _CHANGING or _is_updating(inner)):
+    if is_awake and method not in _CHANGING and not _is_updating(inner):
         return weights.compare(call)
     weights.note_change()
     try:

@@ -22,7 +22,12 @@ _BASE = f"{_KV_CONNECTOR}.v1.base"
 _OURS = Path(__file__).parent.parent / "connector.py"
 _OWN = ("scheduler", "worker", "_orders")
 """Members of the connector that are its own, not vLLM's."""
-_NEWER = ("supports_sleep_mode", "get_external_cache_hit_sources")
+_NEWER = (
+    "supports_sleep_mode",
+    "unregister_kv_caches",
+    "restore_kv_caches",
+    "get_external_cache_hit_sources",
+)
 """Hooks that not every version has."""
 
 
@@ -142,6 +147,35 @@ USES = (
         ("reset_running_requests", "reset_connector"),
         is_wrapped=True,
     ),
+    Use(
+        "vllm.v1.engine.core",
+        "EngineCore.collective_rpc",
+        ("method", "timeout", "args", "kwargs"),
+        is_wrapped=True,
+    ),
+    Use("vllm.v1.engine.core", "EngineCore.add_request"),
+    Use(
+        "vllm.v1.engine.core", "EngineCore.set_weight_version", ("weight_version",), is_wrapped=True
+    ),
+    Use("vllm.v1.engine.core", "EngineCore.wake_up", ("tags",), is_wrapped=True),
+    Use("vllm.v1.engine.core", "EngineCore.reset_encoder_cache", (), is_wrapped=True),
+    Use("vllm.v1.engine.core", "EngineCore.model_executor"),
+    Use("vllm.v1.executor", "Executor.is_sleeping"),
+    *(
+        Use("vllm.v1.worker.gpu_worker", f"Worker.{name}", ())
+        for name in ("start_weight_update", "start_draft_weight_update", "finish_weight_update")
+    ),
+    Use("vllm.v1.worker.gpu_worker", "Worker.update_weights", ("update_info",)),
+    Use("vllm.v1.worker.gpu_worker", "Worker._weight_update_active"),
+    Use(
+        "vllm.v1.worker.gpu_model_runner",
+        "GPUModelRunner.reload_weights",
+        ("weights_iterator", "weights_path", "is_checkpoint_format"),
+        is_wrapped=True,
+    ),
+    Use("vllm.v1.worker.gpu.model_runner", "GPUModelRunner.reload_weights"),
+    Use("vllm.model_executor.model_loader", "get_model_loader", ("load_config",)),
+    Use("vllm.distributed.parallel_state", "get_pp_group", ()),
     Use("vllm.v1.core.kv_cache_manager", "KVCacheManager.free", ("request",)),
     Use("vllm.distributed.kv_transfer", "get_kv_transfer_group", ()),
     Use(

@@ -79,7 +79,9 @@ def transfer_groups(vllm_config: Any, kv_cache_config: KVCacheConfig) -> Groups:
             getattr(vllm_config.cache_config, "calculate_kv_scales", False)
         ),
         # It may take the KV cache's memory away during a copy that was ordered before.
-        "sleep mode (--enable-sleep-mode, --enable-cumem-allocator)": bool(
+        "sleep mode (--enable-sleep-mode, --enable-cumem-allocator) with this vLLM; 0.33 tells "
+        "connectors before": not installed().TELLS_BEFORE_SLEEP
+        and bool(
             vllm_config.model_config.enable_sleep_mode
             or vllm_config.model_config.enable_cumem_allocator
         ),

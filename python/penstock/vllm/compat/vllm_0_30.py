@@ -24,6 +24,9 @@ class Vllm030:
     )
     """All of vLLM that Penstock uses in this version, and not in all that are supported."""
 
+    TELLS_BEFORE_SLEEP = False
+    """Whether connectors are told before sleep mode takes the KV cache's memory away."""
+
     CARRIES_DRAFTS = False
     """Whether the layers of drafters were tried with this version."""
 

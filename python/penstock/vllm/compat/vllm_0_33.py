@@ -1,4 +1,5 @@
-"""vLLM 0.33: a platform or a model may group the layers, and say what a block takes."""
+"""vLLM 0.33: a platform may group the layers and say what a block takes, plug-ins bring types of
+KV, and connectors hear of sleep."""
 
 from __future__ import annotations
 
@@ -47,6 +48,8 @@ class Vllm033(vllm_0_32.Vllm032):
     """What differs in 0.33."""
 
     PLANNING = PlanningByBuilder(_MODULE, vllm_0_32.Vllm032.PLANNING.pool_bytes_takes)
+
+    TELLS_BEFORE_SLEEP = True
 
     USES = (
         *PLANNING.uses,

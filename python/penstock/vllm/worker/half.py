@@ -47,6 +47,8 @@ class WorkerHalf:
         self._before_step: Fence | None = None
         """A fence after everything that was computed before this step."""
         self.weights = Weights(services.read_weights, self._on_weights_changed)
+        self._is_asleep = False
+        """Whether the KV cache's memory is taken away for a time."""
         self._idle_until = 0.0
         """When the engine wants an answer even if no load has ended; mostly a time in the past."""
 
@@ -103,7 +105,7 @@ class WorkerHalf:
         if orders.loads and after is None:
             # `begin_step` was not called, so no earlier point is known.
             after = self._raise_fence()
-        is_stale = self.weights.is_behind(orders.changes)
+        is_stale = self._is_stale(orders)
         for job in orders.loads:
             jobs.load(job, after, is_stale=is_stale or job.is_stale)
         for number in orders.cancel_loads:
@@ -126,7 +128,7 @@ class WorkerHalf:
         _, jobs = self._running()
         jobs.name_groups(orders.namespaces, orders.weights)
         after = self._raise_fence() if orders.stores else None
-        is_stale = self.weights.is_behind(orders.changes)
+        is_stale = self._is_stale(orders)
         for job in orders.stores:
             jobs.store(job, after, is_stale=is_stale or job.is_stale)
         jobs.finish(orders.finished)
@@ -157,11 +159,32 @@ class WorkerHalf:
                 f"loads and stores still use the engine's blocks after {_FLUSH_TIMEOUT} s"
             )
 
+    def fall_asleep(self) -> None:
+        """The memory of the KV cache, and perhaps that of the weights, is about to be taken away
+        for a time. Until :meth:`wake_up` nothing reads or writes it. What the weights are is asked
+        anew after that.
+
+        Raises:
+            RuntimeError: the device did not end what it does with blocks.
+        """
+        if not self._is_asleep:
+            self.end_transfers()
+            self.weights.note_change()
+            self._is_asleep = True
+
+    def wake_up(self) -> None:
+        """The memory of the KV cache is there again, at the same addresses."""
+        self._is_asleep = False
+
     def forget_failures(self) -> None:
         """All ranks have ended their transfers, and the engine takes all blocks away: it is told of
         none that a load did not fill."""
         if self._jobs is not None:
             self._jobs.forget_failures()
+
+    def _is_stale(self, orders: StepOrders) -> bool:
+        """Whether nothing can be moved for these orders, or they are of weights that are gone."""
+        return self._is_asleep or self.weights.is_behind(orders.changes)
 
     def _raise_fence(self) -> Fence | None:
         """A fence after all work that the device has now; None for host memory."""

@@ -32,14 +32,16 @@ needs_mounts = pytest.mark.skipif(
 class Mount:
     """A directory, as one host has mounted it."""
 
-    def __init__(self, directory: Path, at: Path) -> None:
+    def __init__(self, directory: Path, at: Path, *, believed: float = 1) -> None:
+        """`believed`: for how many seconds the host believes what it has seen. Only then does it see
+        what others do."""
         self.path = at
         at.mkdir()
         ours, theirs = socket.socketpair()
         with ours, theirs:
             self._server = subprocess.Popen([SERVER], stdin=theirs, stdout=theirs)
-            # What others do is seen after a second, where sshfs would take twenty.
-            options = "passive,dcache_timeout=1,attr_timeout=1,entry_timeout=1"
+            caches = ("dcache_timeout", "attr_timeout", "entry_timeout")
+            options = ",".join(["passive", *(f"{cache}={believed}" for cache in caches)])
             command = ["sshfs", "-f", "-o", options, f":{directory}", str(at)]
             self._client = subprocess.Popen(command, stdin=ours, stdout=ours)
 

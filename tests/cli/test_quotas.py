@@ -74,7 +74,7 @@ def test_a_tenant_keeps_within_its_quota_and_others_keep_all(bounded: str) -> No
     store = fill(f"{bounded}&quota=tenant/red:1MiB&quota=tenant/blue:16MiB")
 
     def account_has_all_that_is_held() -> bool:
-        held = {digest: nbytes for digest, _, nbytes in store.usage(timeout=LIMIT)}
+        held = {digest: nbytes for digest, _, nbytes, _ in store.usage(timeout=LIMIT)}
         assert QUOTA // 2 < held[namespace_of("red")] <= QUOTA
         for tenant in ("blue", "green"):
             assert held[namespace_of(tenant)] == 60 * (len(VALUE) + 64)

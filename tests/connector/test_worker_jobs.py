@@ -389,7 +389,7 @@ def test_values_are_compressed_where_there_is_a_coder(tmp_path: Path, element: s
         # Signs and mantissas at random, and one exponent.
         memory[0] = memory[0] & 0x83 | 0x3C
     rank.run(stores=[job(1, blocks((5, 0)))])
-    (_, objects, lie) = Store.open(settings.pool).usage(timeout=LIMIT)[0]
+    (_, objects, lie, _) = Store.open(settings.pool).usage(timeout=LIMIT)[0]
     assert objects == 1
     assert (lie < BLOCK_BYTES) == (element is not None)
     assert rank.counts()["stored_bytes"] == BLOCK_BYTES

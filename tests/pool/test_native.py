@@ -13,10 +13,14 @@ from penstock._native import Store, parse_size
 from penstock.layout import Descriptor, TensorView, check_ranks, objects
 from penstock.pool.namespace import (
     DESCRIPTIONS,
+    RENEWED_SECONDS,
+    Published,
+    canonical_json,
     namespace_digest,
     object_key,
     publish_namespace,
     read_namespace,
+    read_published,
 )
 
 
@@ -55,7 +59,7 @@ class TestStore:
             (key, 64 + i) for i, key in enumerate(keys)
         ]
         assert store.list(bytes(16), timeout=LIMIT) == []
-        assert store.usage(timeout=LIMIT) == [(self.NAMESPACE, 3, 3 * 64 + 3)]
+        assert store.usage(timeout=LIMIT) == [(self.NAMESPACE, 3, 3 * 64 + 3, None)]
         assert store.capabilities()["shared"] is False
 
     @pytest.mark.parametrize("key", [b"", b"x" * 55, b"x" * 57, bytes(56)])
@@ -69,6 +73,20 @@ class TestStore:
         ):
             with pytest.raises(errors.ConfigError):
                 operation()
+
+    def test_what_is_retired_goes_first(self) -> None:
+        store = Store.open("memory://?size=64KiB")
+        for number in range(6):
+            for name in (b"o" * 16, b"r" * 16):
+                store.put(object_key(name, b"%d" % number), bytes(4000), timeout=LIMIT)
+        store.retire(b"r" * 16, timeout=LIMIT)
+        store.get(object_key(b"r" * 16, b"0"), bytearray(4000), timeout=LIMIT)
+        for number in range(8):
+            store.put(object_key(b"n" * 16, b"%d" % number), bytes(4000), timeout=LIMIT)
+        left = {name[:1]: objects for name, objects, *_ in store.usage(timeout=LIMIT)}
+        assert left == {b"o": 6, b"r": 1, b"n": 8}
+        with pytest.raises(errors.ConfigError):
+            store.retire(b"r", timeout=LIMIT)
 
     def test_a_failure_is_one_values_outcome(self, store: Store) -> None:
         fits, large = self.key(b"a"), self.key(b"b")
@@ -100,6 +118,51 @@ class TestNamespaces:
         publish_namespace(store, digest, {"model": "b"})
         assert read_namespace(store, digest) == {"model": "a"}
         assert read_namespace(store, bytes(16)) is None
+
+    def test_when_it_was_described_first_and_last(self) -> None:
+        store, digest = Store.open("memory://?size=1MiB"), bytes(range(16))
+
+        def publish(at: float, **description: str) -> Published | None:
+            publish_namespace(store, digest, description, clock=lambda: at)
+            return read_published(store, digest)
+
+        a = {"model": "a"}
+        assert publish(1000.7, model="a") == Published(a, 1000, 1000)
+        text = bytearray(1000)
+        nbytes = store.get(object_key(DESCRIPTIONS, digest), text, timeout=LIMIT)
+        times = {"first": 1000, "last": 1000}
+        assert json.loads(text[:nbytes]) == {"model": "a", "penstock:described": times}
+        assert publish(999 + RENEWED_SECONDS, model="b") == Published(a, 1000, 1000)
+        puts = store.stats()["puts"]
+        # The new value is as long as the old one, which a store may keep.
+        assert publish(1000 + RENEWED_SECONDS, model="b") == Published(a, 1000, 1300)
+        assert store.stats()["puts"] == puts + 1
+        # A clock that is behind.
+        assert publish(1299, model="b") == Published(a, 1000, 1299)
+        new = {"model": "a", "kind": "new"}
+        assert publish(1299, **new) == Published(new, 1000, 1299)
+
+    def test_a_description_of_an_older_version_has_no_times_at_first(self) -> None:
+        store, digest = Store.open("memory://?size=1MiB"), bytes(range(16))
+        key = object_key(DESCRIPTIONS, digest)
+        store.put(key, b'{"model":"a"}', timeout=LIMIT)
+        assert read_published(store, digest) == Published({"model": "a"}, None, None)
+        publish_namespace(store, digest, {"model": "a"}, clock=lambda: 1000)
+        assert read_published(store, digest) == Published({"model": "a"}, None, 1000)
+        full = {"model": "a" * ((64 << 10) - 12)}
+        store.remove([key], timeout=LIMIT)
+        assert store.put(key, canonical_json(full), timeout=LIMIT)
+        publish_namespace(store, digest, {"model": "a"}, clock=lambda: 1000)
+        assert read_published(store, digest) == Published(full, None, None), "no room for times"
+
+    @pytest.mark.parametrize(
+        "times", [None, 7, {}, {"first": "1", "last": True}, {"first": -1, "last": 1 << 41}]
+    )
+    def test_times_that_are_none(self, times: object) -> None:
+        store, digest = Store.open("memory://?size=1MiB"), bytes(range(16))
+        text = json.dumps({"model": "a", "penstock:described": times}).encode()
+        store.put(object_key(DESCRIPTIONS, digest), text, timeout=LIMIT)
+        assert read_published(store, digest) == Published({"model": "a"}, None, None)
 
     @pytest.mark.parametrize("stored", [b"", b"[1]", b"{", b"\xff", b"x" * 70_000])
     def test_what_is_no_description_is_none_and_is_replaced(self, stored: bytes) -> None:

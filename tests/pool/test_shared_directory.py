@@ -180,3 +180,30 @@ def test_a_value_that_another_host_replaces(hosts: list[Mount], tmp_path: Path) 
         exchanging.communicate(timeout=2 * LIMIT)
         assert exchanging.returncode == 0
     assert hosts[0].path.stat().st_dev != hosts[1].path.stat().st_dev
+
+
+@pytest.mark.parametrize("later", [500, 1500, 9000])
+def test_what_a_host_takes_for_damaged_is_looked_at_anew_before_it_is_removed(
+    tmp_path: Path, later: int
+) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    old, new = b"o" * 1000, b"n" * later
+    with (
+        Mount(shared, tmp_path / "a") as a,
+        Mount(shared, tmp_path / "b", believed=3600) as b,
+        penstock.open(f"file://{a.path}/pool?size=64MiB", timeout=LIMIT) as first,
+        penstock.open(f"file://{b.path}/pool?size=64MiB", timeout=LIMIT) as second,
+    ):
+        eventually(lambda: stores(first, b"counted"), pause=0.1)
+        first.put("key", old)
+        assert second.get("key") == old
+        assert "key" in second
+        first.remove(["key"])
+        first.put("key", new)
+        # The second host still believes the length that it saw.
+        for into in (None, bytearray(4096), None):
+            with suppress(PenstockError):
+                second.get("key", into=into, default=None)
+            assert first.get("key") == new
+        assert second.get("key") == new

@@ -2,7 +2,7 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use crate::memory::SharedMemory;
 use crate::{Error, GetOutcome, GetRequest, Key, Namespace, PutOutcome, PutRequest, Result};
@@ -108,6 +108,21 @@ pub trait Store: Send + Sync {
     /// others.
     fn touch(&self, values: &[(Key, u64)], deadline: Instant) -> Result<Vec<bool>>;
 
+    /// Counts all values of a namespace as used before everything else in the store: when room is
+    /// short, they go first. A value that is used afterwards (got, touched, put anew) counts as used
+    /// then. A store that does not evict by itself does nothing, nor does one whose server evicts by
+    /// rules of its own.
+    fn retire(&self, namespace: Namespace, deadline: Instant) -> Result<()> {
+        self.inner()
+            .map_or(Ok(()), |inner| inner.retire(namespace, deadline))
+    }
+
+    /// The time of day that a [`Listed::last_use`] stands for. None if the store's unit is no time,
+    /// and for a value that was [retired](Self::retire) and not used since.
+    fn used_at(&self, last_use: u64) -> Option<SystemTime> {
+        self.inner()?.used_at(last_use)
+    }
+
     /// Removes the keys that exist; returns how many did.
     fn remove(&self, keys: &[Key], deadline: Instant) -> Result<u64>;
 
@@ -183,6 +198,8 @@ pub fn unanswered() -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     const BEST: BatchBytes = BatchBytes {
@@ -236,6 +253,12 @@ mod tests {
 
     impl Store for Able {
         required!();
+        fn retire(&self, _: Namespace, _: Instant) -> Result<()> {
+            Err(unanswered())
+        }
+        fn used_at(&self, last_use: u64) -> Option<SystemTime> {
+            Some(SystemTime::UNIX_EPOCH + Duration::from_secs(last_use))
+        }
         fn charge(&self, value_bytes: u64) -> u64 {
             value_bytes + 1
         }
@@ -266,5 +289,9 @@ mod tests {
         assert_eq!(layer.batch_bytes(), BEST);
         assert_eq!(layer.tiers().len(), 2);
         assert!(layer.memory().is_none());
+        let (namespace, now) = (Namespace([7; 16]), Instant::now());
+        assert!(layer.retire(namespace, now).is_err(), "the store's answer");
+        let later = SystemTime::UNIX_EPOCH + Duration::from_secs(9);
+        assert_eq!(layer.used_at(9), Some(later));
     }
 }

@@ -219,6 +219,24 @@ where
         true
     }
 
+    /// No account holds it any more, so it is a stray whichever is followed.
+    fn demote(&mut self, key: &K) -> bool {
+        let Some(&node) = self.index.get(key) else {
+            return false;
+        };
+        self.s3fifo.remove(key);
+        self.prefix.remove(key);
+        self.by_use.unlink(&mut self.residents, node);
+        self.by_use.push_front(&mut self.residents, node);
+        if self.choice.followed() != LRU {
+            self.unstray(node);
+            let place = self.stray_residents.alloc(node);
+            self.residents.get_mut(node).stray = Some(place);
+            self.strays.push_front(&mut self.stray_residents, place);
+        }
+        true
+    }
+
     fn remove(&mut self, key: &K) -> Option<u64> {
         self.s3fifo.remove(key);
         self.prefix.remove(key);

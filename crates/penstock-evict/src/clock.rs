@@ -65,10 +65,16 @@ pub enum Progress {
     InVain,
 }
 
+/// The last use of an entry that was demoted. No use is at this time.
+pub const DEMOTED: u64 = 0;
+
 /// The time of use up to which entries go. `uses` has the last use and the weight of each entry;
-/// those that go weigh at least `room` together.
+/// those that go weigh at least `room` together. While entries are [`DEMOTED`], only they go.
 pub fn horizon(uses: &mut [(u64, u64)], room: u64) -> u64 {
     uses.sort_unstable();
+    if uses.first().is_some_and(|&(used_at, _)| used_at == DEMOTED) {
+        return DEMOTED;
+    }
     let mut sum = 0;
     let enough = uses.iter().find(|&&(_, weight)| {
         sum += weight;
@@ -319,6 +325,16 @@ impl<K: Hash + Eq + Clone + Send, S: BuildHasher + Send> Policy<K> for Clock<K, 
         let number = self.index.get(key).copied();
         if let Some(number) = number {
             self.slab.get_mut(number).used_at = self.now;
+        }
+        number.is_some()
+    }
+
+    /// From here on the hand goes round once for what is demoted alone.
+    fn demote(&mut self, key: &K) -> bool {
+        let number = self.index.get(key).copied();
+        if let Some(number) = number {
+            self.slab.get_mut(number).used_at = DEMOTED;
+            (self.horizon, self.passed) = (DEMOTED, 0);
         }
         number.is_some()
     }

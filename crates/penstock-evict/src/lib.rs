@@ -15,7 +15,7 @@ mod queue;
 mod s3fifo;
 
 pub use chooser::Chooser;
-pub use clock::{Clock, Progress, Round, Sweep, horizon};
+pub use clock::{Clock, DEMOTED, Progress, Round, Sweep, horizon};
 pub use lru::Lru;
 pub use policy::Policy;
 pub use prefix::Prefix;

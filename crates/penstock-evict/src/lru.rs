@@ -104,6 +104,15 @@ impl<K: Hash + Eq + Clone + Send, S: BuildHasher + Send> Policy<K> for Lru<K, S>
         node.is_some()
     }
 
+    fn demote(&mut self, key: &K) -> bool {
+        let node = self.index.get(key).copied();
+        if let Some(node) = node {
+            self.queue.unlink(&mut self.slab, node);
+            self.queue.push_front(&mut self.slab, node);
+        }
+        node.is_some()
+    }
+
     fn remove(&mut self, key: &K) -> Option<u64> {
         let node = self.index.remove(key)?;
         Some(self.release(node).1)

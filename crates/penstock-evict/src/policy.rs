@@ -46,6 +46,10 @@ pub trait Policy<K>: Send {
     /// Notes a use of the entry; returns whether it is held.
     fn touch(&mut self, key: &K) -> bool;
 
+    /// Makes the entry the next to go: it counts as used before every other. Its next use undoes
+    /// that. Returns whether it is held.
+    fn demote(&mut self, key: &K) -> bool;
+
     /// Lets go of an entry that its owner gave up for its own reasons; returns the weight.
     fn remove(&mut self, key: &K) -> Option<u64>;
 

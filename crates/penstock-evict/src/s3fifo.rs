@@ -17,6 +17,37 @@ const USES_TO_STAY: u8 = 2;
 enum Place {
     Small,
     Main,
+    /// Beside both queues, among those that are the next to go.
+    Demoted,
+}
+
+/// A queue, and what its entries weigh.
+struct Weighed {
+    nodes: Queue,
+    weight: u64,
+}
+
+impl Weighed {
+    const EMPTY: Self = Self {
+        nodes: Queue::new(),
+        weight: 0,
+    };
+}
+
+struct Queues {
+    small: Weighed,
+    main: Weighed,
+    demoted: Weighed,
+}
+
+impl Queues {
+    fn at(&mut self, place: Place) -> &mut Weighed {
+        match place {
+            Place::Small => &mut self.small,
+            Place::Main => &mut self.main,
+            Place::Demoted => &mut self.demoted,
+        }
+    }
 }
 
 struct Entry<K> {
@@ -79,12 +110,9 @@ pub struct S3Fifo<K, S = RandomState> {
     /// What is held.
     index: HashMap<K, u32, S>,
     slab: Slab<Entry<K>>,
-    small: Queue,
-    main: Queue,
+    queues: Queues,
     /// Has no name of an entry that is in the small queue.
     ghosts: Ghosts<K, S>,
-    small_weight: u64,
-    main_weight: u64,
 }
 
 impl<K> S3Fifo<K> {
@@ -99,15 +127,16 @@ impl<K, S: Default> Default for S3Fifo<K, S> {
         Self {
             index: HashMap::default(),
             slab: Slab::new(),
-            small: Queue::new(),
-            main: Queue::new(),
+            queues: Queues {
+                small: Weighed::EMPTY,
+                main: Weighed::EMPTY,
+                demoted: Weighed::EMPTY,
+            },
             ghosts: Ghosts {
                 index: HashMap::default(),
                 slab: Slab::new(),
                 queue: Queue::new(),
             },
-            small_weight: 0,
-            main_weight: 0,
         }
     }
 }
@@ -116,32 +145,18 @@ impl<K: Hash + Eq + Clone, S: BuildHasher> S3Fifo<K, S> {
     fn leave_queue(&mut self, node: u32) {
         let entry = self.slab.get(node);
         let (place, weight) = (entry.place, entry.weight);
-        match place {
-            Place::Small => {
-                self.small.unlink(&mut self.slab, node);
-                self.small_weight -= weight;
-            }
-            Place::Main => {
-                self.main.unlink(&mut self.slab, node);
-                self.main_weight -= weight;
-            }
-        }
+        let queue = self.queues.at(place);
+        queue.nodes.unlink(&mut self.slab, node);
+        queue.weight -= weight;
     }
 
     fn enter_queue(&mut self, node: u32, place: Place) {
         let entry = self.slab.get_mut(node);
         entry.place = place;
         let weight = entry.weight;
-        match place {
-            Place::Small => {
-                self.small.push_back(&mut self.slab, node);
-                self.small_weight += weight;
-            }
-            Place::Main => {
-                self.main.push_back(&mut self.slab, node);
-                self.main_weight += weight;
-            }
-        }
+        let queue = self.queues.at(place);
+        queue.nodes.push_back(&mut self.slab, node);
+        queue.weight += weight;
     }
 
     fn release(&mut self, node: u32) -> Entry<K> {
@@ -159,7 +174,7 @@ impl<K: Hash + Eq + Clone, S: BuildHasher> S3Fifo<K, S> {
 
     /// Takes one step on the small queue: its oldest entry moves up or is the victim.
     fn step_small(&mut self) -> Option<(K, u64)> {
-        let node = self.small.front()?;
+        let node = self.queues.small.nodes.front()?;
         if self.slab.get(node).uses >= USES_TO_STAY {
             self.leave_queue(node);
             self.slab.get_mut(node).uses = 0;
@@ -173,7 +188,7 @@ impl<K: Hash + Eq + Clone, S: BuildHasher> S3Fifo<K, S> {
 
     /// Takes one step on the main queue: its oldest entry goes round again or is the victim.
     fn step_main(&mut self) -> Option<(K, u64)> {
-        let node = self.main.front()?;
+        let node = self.queues.main.nodes.front()?;
         let entry = self.slab.get_mut(node);
         if entry.uses == 0 {
             let entry = self.release(node);
@@ -191,11 +206,9 @@ impl<K: Hash + Eq + Clone + Send, S: BuildHasher + Send> Policy<K> for S3Fifo<K,
         if self.touch(&key) {
             let entry = self.slab.get_mut(self.index[&key]);
             let before = std::mem::replace(&mut entry.weight, weight);
-            let sum = match entry.place {
-                Place::Small => &mut self.small_weight,
-                Place::Main => &mut self.main_weight,
-            };
-            *sum = *sum - before + weight;
+            let place = entry.place;
+            let queue = self.queues.at(place);
+            queue.weight = queue.weight - before + weight;
             return Some(before);
         }
         let place = if self.ghosts.contains(&key) {
@@ -219,6 +232,21 @@ impl<K: Hash + Eq + Clone + Send, S: BuildHasher + Send> Policy<K> for S3Fifo<K,
         if let Some(node) = node {
             let entry = self.slab.get_mut(node);
             entry.uses = (entry.uses + 1).min(MAX_USES);
+            if matches!(entry.place, Place::Demoted) {
+                self.leave_queue(node);
+                self.enter_queue(node, Place::Main);
+            }
+        }
+        node.is_some()
+    }
+
+    /// What is used again after this comes back into the main queue.
+    fn demote(&mut self, key: &K) -> bool {
+        let node = self.index.get(key).copied();
+        if let Some(node) = node {
+            self.slab.get_mut(node).uses = 0;
+            self.leave_queue(node);
+            self.enter_queue(node, Place::Demoted);
         }
         node.is_some()
     }
@@ -235,9 +263,15 @@ impl<K: Hash + Eq + Clone + Send, S: BuildHasher + Send> Policy<K> for S3Fifo<K,
     fn evict(&mut self) -> Option<(K, u64)> {
         // The loop ends: every step on the small queue shortens it, and every step on the main
         // queue takes a use from an entry that has at most three.
+        if let Some(node) = self.queues.demoted.nodes.front() {
+            let entry = self.release(node);
+            self.trim_ghosts();
+            return Some((entry.key, entry.weight));
+        }
         while !self.index.is_empty() {
-            let small_is_large = self.small_weight * SMALL_SHARE >= self.weight();
-            let victim = if self.main.len() == 0 || (small_is_large && self.small.len() > 0) {
+            let (small, main) = (&self.queues.small, &self.queues.main);
+            let small_is_large = small.weight * SMALL_SHARE >= self.weight();
+            let victim = if main.nodes.len() == 0 || (small_is_large && small.nodes.len() > 0) {
                 self.step_small()
             } else {
                 self.step_main()
@@ -259,7 +293,7 @@ impl<K: Hash + Eq + Clone + Send, S: BuildHasher + Send> Policy<K> for S3Fifo<K,
     }
 
     fn weight(&self) -> u64 {
-        self.small_weight + self.main_weight
+        self.queues.small.weight + self.queues.main.weight + self.queues.demoted.weight
     }
 }
 

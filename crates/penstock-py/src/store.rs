@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use penstock_contract::{KEY_BYTES, Key, Namespace, PutOutcome, Tenancy, Tenant};
 use penstock_store::OpenOptions;
@@ -22,6 +22,9 @@ use crate::sealed::{self, Value};
 
 /// The longest timeout, a day: anything longer has the same effect.
 const LONGEST_SECONDS: f64 = 86_400.0;
+
+/// A namespace's digest, objects, bytes and last use.
+type Usage<'py> = (Bound<'py, PyBytes>, u64, u64, Option<f64>);
 
 /// A handle on a store. Every operation returns by its timeout, in seconds, and runs without the
 /// GIL. Any thread may use the handle.
@@ -395,6 +398,14 @@ impl Store {
         without_gil(py, || self.inner.remove(&keys, deadline))
     }
 
+    /// Counts all values of a namespace as used before everything else in the store, so that they go
+    /// first when room is short. What is used afterwards counts as used then.
+    #[pyo3(signature = (namespace, *, timeout))]
+    fn retire(&self, py: Python<'_>, namespace: PyNamespace, timeout: f64) -> PyResult<()> {
+        let (namespace, deadline) = (namespace.0, deadline(py, timeout)?);
+        without_gil(py, || self.inner.retire(namespace, deadline))
+    }
+
     /// Every object of a namespace as `(key, bytes)`, including the header, in no particular order.
     #[pyo3(signature = (namespace, *, timeout))]
     fn list<'py>(
@@ -416,27 +427,31 @@ impl Store {
             .collect())
     }
 
-    /// For each namespace, its digest, objects and bytes (including headers), by digest.
+    /// For each namespace, its digest, objects, bytes (including headers), and when one of its
+    /// objects was used last in seconds since 1970, by digest. None for the time if the store does
+    /// not know it, and if the namespace was retired and not used since.
     #[pyo3(signature = (*, timeout))]
-    fn usage<'py>(
-        &self,
-        py: Python<'py>,
-        timeout: f64,
-    ) -> PyResult<Vec<(Bound<'py, PyBytes>, u64, u64)>> {
+    fn usage<'py>(&self, py: Python<'py>, timeout: f64) -> PyResult<Vec<Usage<'py>>> {
         let deadline = deadline(py, timeout)?;
         let usage = without_gil(py, || {
-            let mut usage = BTreeMap::<Namespace, (u64, u64)>::new();
+            let mut usage = BTreeMap::<Namespace, (u64, u64, u64)>::new();
             let mut count = |object: penstock_contract::Listed| {
-                let (objects, bytes) = usage.entry(object.key.namespace).or_default();
+                let (objects, bytes, last_use) = usage.entry(object.key.namespace).or_default();
                 *objects += 1;
                 *bytes += object.bytes;
+                *last_use = object.last_use.max(*last_use);
             };
             self.inner.list(None, &mut count, deadline)?;
             Ok(usage)
         })?;
         Ok(usage
             .into_iter()
-            .map(|(namespace, (objects, bytes))| (PyBytes::new(py, &namespace.0), objects, bytes))
+            .map(|(namespace, (objects, bytes, last_use))| {
+                let used_at = self.inner.used_at(last_use);
+                let since_1970 = used_at.and_then(|at| at.duration_since(UNIX_EPOCH).ok());
+                let used_at = since_1970.map(|since| since.as_secs_f64());
+                (PyBytes::new(py, &namespace.0), objects, bytes, used_at)
+            })
             .collect())
     }
 

@@ -53,6 +53,12 @@ fn stays_within_its_bound() {
     crate::behaviour::stays_within_its_bound(|| open(root.path(), 4 << 20), 4 << 20);
 }
 
+#[test]
+fn what_is_retired_goes_first() {
+    let root = tempfile::tempdir().unwrap();
+    crate::behaviour::retired_goes_first(|| open(root.path(), 4 << 20), 4 << 20);
+}
+
 /// The processes that the tests start; does nothing in a run of the tests themselves.
 #[test]
 #[ignore = "a role of other tests' processes"]

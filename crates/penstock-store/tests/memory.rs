@@ -16,6 +16,11 @@ fn stays_within_its_bound() {
 }
 
 #[test]
+fn what_is_retired_goes_first() {
+    crate::behaviour::retired_goes_first(|| Arc::new(MemoryStore::new(1 << 20)), 1 << 20);
+}
+
+#[test]
 fn what_is_touched_stays() {
     crate::behaviour::touched_outlives_untouched(|| Arc::new(MemoryStore::new(1 << 20)), 1 << 20);
     let store = MemoryStore::new(80 * 101_000);

@@ -67,6 +67,12 @@ fn stays_within_its_bound() {
 }
 
 #[test]
+fn what_is_retired_goes_first() {
+    let pool = Pool::new();
+    crate::behaviour::retired_goes_first(|| pool.open(4 << 20), 4 << 20);
+}
+
+#[test]
 fn what_is_touched_stays() {
     let pool = Pool::new();
     crate::behaviour::touched_outlives_untouched(|| pool.open(4 << 20), 4 << 20);

@@ -156,6 +156,18 @@ impl Store for MemoryStore {
         Ok(there)
     }
 
+    fn retire(&self, namespace: Namespace, deadline: Instant) -> Result<()> {
+        deadline::check(deadline).inspect_err(|_| self.counters.failed())?;
+        let mut held = self.held.lock();
+        let retired = held.recency.oldest_first().map(|(key, _)| *key);
+        let mut retired: Vec<Key> = retired.filter(|key| key.namespace == namespace).collect();
+        // Each becomes the first to go, so the oldest comes last.
+        while let Some(key) = retired.pop() {
+            held.recency.demote(&key);
+        }
+        Ok(())
+    }
+
     fn remove(&self, keys: &[Key], deadline: Instant) -> Result<u64> {
         deadline::check(deadline).inspect_err(|_| self.counters.failed())?;
         let mut removed = Vec::new();

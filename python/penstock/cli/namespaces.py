@@ -62,5 +62,8 @@ def namespace_as_json(one: NamespaceUsage) -> dict[str, Any]:
         "namespace": one.digest.hex(),
         "objects": one.objects,
         "bytes": one.nbytes,
+        "first_described": one.first_described,
+        "last_described": one.last_described,
+        "last_use": one.last_use,
         "description": one.description,
     }

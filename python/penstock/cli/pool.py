@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
+import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -57,7 +58,14 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     stats = actions.add_parser("stats", help="objects, bytes and use of the whole pool")
-    ls = actions.add_parser("ls", help="objects and bytes by namespace, in words")
+    ls = actions.add_parser(
+        "ls",
+        help="objects, bytes and age by namespace, in words",
+        description="Shows the namespaces of a pool, those first that were described last. `new`: "
+        "how long ago its users described it first, with their first store. `stored`: how long ago "
+        "they described it last, as engines do every five to ten minutes while they store. `used`: "
+        "how long ago a value was got or put, where the store knows it: files, shared memory.",
+    )
     purge = actions.add_parser(
         "purge",
         help="remove what lies in a pool; asks first",
@@ -103,16 +111,24 @@ def _ls(used: list[NamespaceUsage], as_json: bool) -> None:
     # The whole name, because `purge` needs it.
     table.add_column("namespace", no_wrap=True, min_width=2 * DIGEST_BYTES)
     table.add_column("what")
-    table.add_column("objects", justify="right")
-    table.add_column("bytes", justify="right")
-    for one in sorted(used, key=lambda one: -one.nbytes):
+    for column in ("objects", "bytes", "new", "stored", "used"):
+        table.add_column(column, justify="right", no_wrap=True)
+    now = time.time()
+    for one in sorted(used, key=_newest_first):
+        ages = (one.first_described, one.last_described, one.last_use)
         table.add_row(
             one.digest.hex(),
             words.text(words.description(one.description)),
             f"{one.objects:,}",
             words.size(one.nbytes),
+            *(words.age(then, now) for then in ages),
         )
     console.print(table)
+
+
+def _newest_first(one: NamespaceUsage) -> tuple[float, int]:
+    """Sorts namespaces. Those that nobody has described come last, the largest first."""
+    return -(one.last_described or 0.0), -one.nbytes
 
 
 def _stats(pool: Pool, used: list[NamespaceUsage], as_json: bool) -> None:

@@ -145,6 +145,23 @@ def milliseconds(seconds: float) -> str:
     return f"{thousandths:.3f} ms" if thousandths < 1 else f"{thousandths:.4g} ms"
 
 
+def age(then: float | None, now: float) -> str:
+    """How long ago a time was, in words.
+
+    >>> [age(100.0 - ago, 100.0) for ago in (-5, 59, 60, 3 * 3600 - 1, 72 * 3600)]
+    ['0 s', '59 s', '1 min', '179 min', '3 d']
+    >>> age(None, 100.0)
+    '-'
+    """
+    if then is None:
+        return "-"
+    seconds = int(max(0.0, now - then))
+    for unit, length, most in (("s", 1, 60), ("min", 60, 180), ("h", 3600, 72)):
+        if seconds < most * length:
+            return f"{seconds // length} {unit}"
+    return f"{seconds // 86_400} d"
+
+
 def description(described: Mapping[str, Any] | None) -> str:
     """A namespace's description in one line. Whoever may write to the pool may have written it: it
     can hold anything, and what is shown of it is printable and not too long.
@@ -159,6 +176,8 @@ def description(described: Mapping[str, Any] | None) -> str:
     'model m, weights 1a2b3c4d, with x.seed'
     >>> description({"model": "m", "weights": "changed:1a2b3c4d5e"})
     'model m, weights changed in place (1a2b3c4d)'
+    >>> description({"model": "m", "weights": "version:step 40:files:1a2b3c4d5e"})
+    'model m, weights step 40 (1a2b3c4d)'
     >>> description({"model": "m", "group": {"kind": "sliding_window", "window": 512}})
     'model m, sliding window of 512'
     >>> description(None)
@@ -190,11 +209,7 @@ def _described(described: Mapping[str, Any]) -> str:
         window = f" of {group['window']}" if group.get("window") else ""
         words.append(f"{str(group['kind']).replace('_', ' ')}{window}")
     if isinstance(weights := described.get("weights"), str):
-        how, _, digest = weights.rpartition(":")
-        is_changed = how == "changed"
-        words.append(
-            f"weights changed in place ({digest[:8]})" if is_changed else f"weights {digest[:8]}"
-        )
+        words.append(f"weights {_weights(weights)}")
     if isinstance(options := described.get("options"), Mapping) and options:
         words.append(f"with {' and '.join(map(str, sorted(options)))}")
     if described.get("engine") == "sglang":
@@ -204,6 +219,25 @@ def _described(described: Mapping[str, Any]) -> str:
     if "tenant" in described:
         words.append(f"tenant {described['tenant']}")
     return ", ".join(words)
+
+
+def _weights(said: str) -> str:
+    """What stands for a model's weights, in words.
+
+    >>> _weights("tensors:1a2b3c4d5e"), _weights("id:my model"), _weights("version:a:b:id:mine")
+    ('1a2b3c4d', 'my model', 'a:b (mine)')
+    """
+    how, _, rest = said.partition(":")
+    match how:
+        case "id":
+            return rest
+        case "changed":
+            return f"changed in place ({rest[:8]})"
+        case "version":
+            version, kind, name = [*rest.rsplit(":", 2), "", ""][:3]
+            return f"{version} ({name if kind == 'id' else name[:8]})" if name else version
+        case _:
+            return said.rpartition(":")[2][:8]
 
 
 def add_pool_url(parser: argparse.ArgumentParser) -> None:

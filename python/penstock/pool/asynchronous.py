@@ -147,6 +147,10 @@ class AsyncPool:
         """Removes the keys that exist, see :meth:`Pool.remove`."""
         return await self._submit(self._pool.remove, keys, timeout=timeout)
 
+    async def retire(self, *, timeout: float | None = None) -> None:
+        """Has this namespace's values go first, see :meth:`Pool.retire`."""
+        await self._submit(self._pool.retire, timeout=timeout)
+
     async def list(self, *, timeout: float | None = None) -> builtins.list[Entry]:
         """Every object of this namespace, see :meth:`Pool.list`."""
         return await self._submit(self._pool.list, timeout=timeout)

@@ -2,7 +2,8 @@
 
 A namespace is a digest over a description of everything that must agree before two users of
 a pool share objects. The digest alone says nothing to people. So a description can be published
-in the pool, under a well-known key, and ``penstock pool ls`` shows it.
+in the pool, under a well-known key, and ``penstock pool ls`` shows it. Beside the description lies
+when the namespace was described first and last, by the clocks of those who did.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import hashlib
 import json
 import math
 import struct
+import time
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from penstock._native import Store
 from penstock.errors import ConfigError, PenstockError, Rejected, TooSmall
@@ -20,6 +22,8 @@ from penstock.errors import ConfigError, PenstockError, Rejected, TooSmall
 __all__ = [
     "DESCRIPTIONS",
     "DIGEST_BYTES",
+    "RENEWED_SECONDS",
+    "Published",
     "Unreadable",
     "description_of",
     "model_of",
@@ -28,6 +32,7 @@ __all__ = [
     "publish_namespace",
     "read_description",
     "read_namespace",
+    "read_published",
     "remove_namespace",
 ]
 
@@ -36,6 +41,12 @@ DIGEST_BYTES = 16
 
 DESCRIPTION_LIMIT = 64 << 10
 """The most bytes that a description's JSON may have."""
+
+RENEWED_SECONDS = 300.0
+"""How old a published description may be before whoever publishes it again renews its time."""
+
+_TIMES = "penstock:described"
+"""The field beside a description's own that has the times. It is no part of the digest."""
 
 _MOST_LEVELS = 16
 """The most lists and objects in each other that a description may have."""
@@ -90,30 +101,67 @@ def object_key(namespace: bytes, chunk: bytes) -> bytes:
     return namespace + chunk.ljust(32, b"\0") + _WHOLE
 
 
+class Published(NamedTuple):
+    """What is published for a namespace."""
+
+    description: dict[str, Any]
+    first: int | None = None
+    """When the namespace was described first, in seconds since 1970; None if nobody knows. Older
+    versions of Penstock do not say it."""
+    last: int | None = None
+    """When it was described last: up to :data:`RENEWED_SECONDS` before whoever stores in it last
+    described it."""
+
+
 def publish_namespace(
-    store: Store, digest: bytes, description: Mapping[str, Any], *, timeout: float = 5.0
+    store: Store,
+    digest: bytes,
+    description: Mapping[str, Any],
+    *,
+    timeout: float = 5.0,
+    clock: Callable[[], float] = time.time,
 ) -> None:
     """Publishes a namespace's description, unencrypted, so that people without keys can read it.
 
-    If a readable description with all these fields is already published, that one stays. An older
-    version of Penstock may have published one with fewer fields.
+    If a readable description with all these fields is already published, that one stays, and only
+    its time is renewed if it is old. An older version of Penstock may have published one with fewer
+    fields.
 
     Raises:
         ConfigError: the description is not plain JSON, or too long.
         StoreError: the store failed.
     """
-    text = canonical_json(description)
+    now = int(clock())
+    text = _text_of(Published(dict(description), now, now))
     if len(text) > DESCRIPTION_LIMIT:
         raise ConfigError(
             f"a namespace's description may have {DESCRIPTION_LIMIT} bytes, this has {len(text)}"
         )
     store = store.unencrypted()
-    published = read_namespace(store, digest, timeout=timeout)
-    if published is None or not description.keys() <= published.keys():
-        key = object_key(DESCRIPTIONS, digest)
-        # A damaged value may lie there. It must go first, because a put may keep an old value.
-        store.remove([key], timeout=timeout)
-        store.put(key, text, timeout=timeout)
+    try:
+        published = read_published(store, digest, timeout=timeout)
+    except Unreadable:
+        published = None
+    if published is not None:
+        is_whole = description.keys() <= published.description.keys()
+        # Clocks differ, so it may have been described later than now.
+        is_new = published.last is not None and 0 <= now - published.last < RENEWED_SECONDS
+        if is_whole and is_new:
+            return
+        kept = published.description if is_whole else dict(description)
+        text = _text_of(Published(kept, published.first, now))
+        if len(text) > DESCRIPTION_LIMIT:
+            # It is from a version that published no times, and has no room for them.
+            return
+    key = object_key(DESCRIPTIONS, digest)
+    # Whatever lies there must go first, because a put may keep an old value of the same length.
+    store.remove([key], timeout=timeout)
+    store.put(key, text, timeout=timeout)
+
+
+def _text_of(published: Published) -> bytes:
+    times = {"first": published.first, "last": published.last}
+    return canonical_json({**published.description, _TIMES: times})
 
 
 def read_namespace(store: Store, digest: bytes, *, timeout: float = 5.0) -> dict[str, Any] | None:
@@ -135,6 +183,17 @@ def read_description(store: Store, digest: bytes, *, timeout: float = 5.0) -> di
         Unreadable: something else is there.
         StoreError: the store failed.
     """
+    published = read_published(store, digest, timeout=timeout)
+    return None if published is None else published.description
+
+
+def read_published(store: Store, digest: bytes, *, timeout: float = 5.0) -> Published | None:
+    """The description published for a namespace, with its times; None if there is none.
+
+    Raises:
+        Unreadable: something else is there.
+        StoreError: the store failed.
+    """
     text = bytearray(DESCRIPTION_LIMIT)
     try:
         key = object_key(DESCRIPTIONS, digest)
@@ -143,7 +202,22 @@ def read_description(store: Store, digest: bytes, *, timeout: float = 5.0) -> di
         raise Unreadable(f"its value failed verification ({error.reason})") from None
     except TooSmall as error:
         raise Unreadable(f"it may have {DESCRIPTION_LIMIT} bytes, and has {error.nbytes}") from None
-    return None if nbytes is None else description_of(bytes(text[:nbytes]))
+    return None if nbytes is None else _published_of(bytes(text[:nbytes]))
+
+
+def _published_of(text: bytes) -> Published:
+    description = description_of(text)
+    times = description.pop(_TIMES, None)
+    if not isinstance(times, dict):
+        return Published(description)
+    first, last = (_time(times.get(name)) for name in ("first", "last"))
+    return Published(description, first, last)
+
+
+def _time(said: Any) -> int | None:
+    """A time that somebody published; None if it is none that a clock may show."""
+    is_time = isinstance(said, int) and not isinstance(said, bool) and 0 < said < 1 << 40
+    return said if is_time else None
 
 
 def remove_namespace(

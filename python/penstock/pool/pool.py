@@ -24,10 +24,12 @@ from penstock.errors import (
 from penstock.pool.namespace import (
     DESCRIPTIONS,
     DIGEST_BYTES,
+    Published,
+    Unreadable,
     namespace_digest,
     object_key,
     publish_namespace,
-    read_namespace,
+    read_published,
 )
 
 __all__ = ["CONNECT_TIMEOUT", "POOL_VARIABLE", "Entry", "Key", "NamespaceUsage", "Pool", "open"]
@@ -85,6 +87,15 @@ class NamespaceUsage(NamedTuple):
     """Bytes of its values, headers included."""
     description: dict[str, Any] | None
     """The description that its users published; None if there is none."""
+    first_described: float | None = None
+    """When its users described it first, in seconds since 1970. They do so with their first
+    store. None if nobody knows."""
+    last_described: float | None = None
+    """When they described it last. vLLM's engines do so every five to ten minutes while they
+    store."""
+    last_use: float | None = None
+    """When one of its values was used last. None if the store does not know, as servers and object
+    stores do not, and if it was retired and not used since."""
 
 
 class Pool:
@@ -291,6 +302,14 @@ class Pool:
         deadline = self._deadline(timeout)
         return self._open_store().remove(self._object_keys(keys), timeout=deadline.left())
 
+    def retire(self, *, timeout: float | None = None) -> None:
+        """Counts all values of this namespace as used before everything else in the store, so that
+        they go first when room is short. What is used afterwards counts as used then.
+
+        Servers, object stores and stores in Python evict by rules of their own, and do nothing."""
+        deadline = self._deadline(timeout)
+        self._open_store().retire(self.namespace, timeout=deadline.left())
+
     def list(self, *, timeout: float | None = None) -> builtins.list[Entry]:
         """Every object of this namespace, in no particular order."""
         deadline = self._deadline(timeout)
@@ -303,12 +322,15 @@ class Pool:
         deadline = self._deadline(timeout)
         store = self._open_store()
         found = []
-        for digest, objects, nbytes in store.usage(timeout=deadline.left()):
+        for digest, objects, nbytes, last_use in store.usage(timeout=deadline.left()):
+            published: Published | None = None
             if digest == DESCRIPTIONS:
-                description: dict[str, Any] | None = {"kind": "descriptions of namespaces"}
+                published = Published({"kind": "descriptions of namespaces"})
             else:
-                description = read_namespace(store, digest, timeout=deadline.left())
-            found.append(NamespaceUsage(digest, objects, nbytes, description))
+                with contextlib.suppress(Unreadable):
+                    published = read_published(store, digest, timeout=deadline.left())
+            described = (None, None, None) if published is None else published
+            found.append(NamespaceUsage(digest, objects, nbytes, *described, last_use))
         return found
 
     def describe(self, *, timeout: float | None = None) -> dict[str, str]:

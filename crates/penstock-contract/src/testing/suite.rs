@@ -20,7 +20,7 @@ pub type Open<'a> = &'a dyn Fn() -> Arc<dyn Store>;
 pub type Check = (&'static str, fn(Open<'_>));
 
 /// All checks of what every store does, in the order in which [`run_all`] makes them.
-pub const CHECKS: [Check; 14] = [
+pub const CHECKS: [Check; 15] = [
     ("round trips of every size", round_trips_of_every_size),
     ("destinations of every size", destinations_of_every_size),
     (
@@ -34,6 +34,10 @@ pub const CHECKS: [Check; 14] = [
     ),
     ("contains answers in order", contains_answers_in_order),
     ("a touch tells what is there", a_touch_tells_what_is_there),
+    (
+        "retired stays while there is room",
+        retired_stays_while_there_is_room,
+    ),
     ("removed is gone", removed_is_gone),
     ("listings are by namespace", listings_are_by_namespace),
     ("describes itself", describes_itself),
@@ -318,6 +322,22 @@ fn a_touch_tells_what_is_there(open: Open<'_>) {
     assert_eq!(get(&*store, &values[0].0).unwrap(), b"x", "as it was");
 }
 
+fn retired_stays_while_there_is_room(open: Open<'_>) {
+    let (store, namespace, other) = (open(), fresh_namespace(), fresh_namespace());
+    let keys = [key(namespace, 0), key(namespace, 1), key(other, 0)];
+    for key in &keys {
+        put(&*store, key, b"value").unwrap();
+    }
+    store.retire(namespace, soon()).unwrap();
+    store.retire(fresh_namespace(), soon()).unwrap();
+    assert_eq!(store.contains(&keys, soon()).unwrap(), [true; 3]);
+    assert_eq!(get(&*store, &keys[0]).unwrap(), b"value");
+    put(&*store, &keys[1], b"value").unwrap();
+    store.retire(namespace, soon()).unwrap();
+    assert_eq!(get(&*store, &keys[1]).unwrap(), b"value");
+    assert_eq!(store.remove(&keys, soon()).unwrap(), 3);
+}
+
 fn removed_is_gone(open: Open<'_>) {
     let (store, namespace) = (open(), fresh_namespace());
     let keys: Vec<Key> = (0..10).map(|n| key(namespace, n)).collect();
@@ -558,4 +578,45 @@ pub fn touched_outlives_untouched(open: impl Fn() -> Arc<dyn Store>, capacity: u
     let keys: Vec<Key> = (0..16).map(|n| key(namespace, n)).collect();
     let expected: Vec<bool> = (0..16).map(|n| n % 2 == 0).collect();
     assert_eq!(store.contains(&keys, soon()).unwrap(), expected);
+}
+
+/// Fills a store of so many bytes with values of two namespaces, uses those of the first, then
+/// retires it and puts a third. What was retired goes before anything else does, however lately it
+/// was used before that. What is used afterwards stays, in each of the ways to use a value.
+pub fn retired_goes_first(open: impl Fn() -> Arc<dyn Store>, capacity: u64) {
+    let store = open();
+    let [retired, other, new] = [(); 3].map(|()| fresh_namespace());
+    let size = (capacity / 40) as usize;
+    let keys = |namespace, count| {
+        (0..count)
+            .map(move |n| key(namespace, n))
+            .collect::<Vec<_>>()
+    };
+    let has = |keys: &[Key]| store.contains(keys, soon()).unwrap();
+    for n in 0..16 {
+        for namespace in [other, retired] {
+            put(&*store, &key(namespace, n), &bytes(n, size)).unwrap();
+        }
+    }
+    let touched: Vec<(Key, u64)> = keys(retired, 16).into_iter().map(|key| (key, 0)).collect();
+    assert_eq!(store.touch(&touched, soon()).unwrap(), [true; 16]);
+    store.retire(retired, soon()).unwrap();
+    // The first three are used again, each in another way.
+    assert!(get(&*store, &key(retired, 0)).is_some());
+    store.touch(&[(key(retired, 1), 0)], soon()).unwrap();
+    put(&*store, &key(retired, 2), &bytes(2, size)).unwrap();
+    let staying = [keys(other, 16), keys(retired, 3)].concat();
+    let going = &keys(retired, 16)[3..];
+    let mut left = going.len();
+    for n in 0..40 {
+        put(&*store, &key(new, n), &bytes(n, size)).unwrap();
+        // In this order: the store may evict meanwhile.
+        let all_stay = !has(&staying).contains(&false);
+        left = has(going).iter().filter(|&&held| held).count();
+        assert!(
+            all_stay || left == 0,
+            "others went before {left} that were retired"
+        );
+    }
+    assert_eq!(left, 0, "some that were retired are still there");
 }

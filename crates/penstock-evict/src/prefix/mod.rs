@@ -70,7 +70,8 @@ pub struct Prefix<K, S = RandomState> {
     /// The cache that goes by worth.
     candidates: Candidates,
     worthy_weight: u64,
-    /// The cache that is least recently used: all nodes of `by_use` from this one on.
+    /// The cache that is least recently used: all nodes of `by_use` from this one on, but for those
+    /// that were demoted.
     recent_from: Option<u32>,
     recent_weight: u64,
 
@@ -166,7 +167,11 @@ impl<K, S> Prefix<K, S> {
         if entry.held && !is_followed && entry.held_children == 0 && entry.stray.is_none() {
             let place = self.stray_nodes.alloc(node);
             entry.stray = Some(place);
-            self.strays.push_back(&mut self.stray_nodes, place);
+            if entry.demoted {
+                self.strays.push_front(&mut self.stray_nodes, place);
+            } else {
+                self.strays.push_back(&mut self.stray_nodes, place);
+            }
         }
     }
 
@@ -265,6 +270,12 @@ impl<K, S> Prefix<K, S> {
     /// The cache that goes by worth gives up a node.
     fn evict_by_worth(&mut self) -> Option<u32> {
         let node = self.candidates.first()?;
+        self.make_unworthy(node);
+        Some(node)
+    }
+
+    /// Takes a node out of the cache that goes by worth.
+    fn make_unworthy(&mut self, node: u32) {
         self.leave(node);
         let entry = self.nodes.get_mut(node);
         entry.worthy = false;
@@ -276,17 +287,22 @@ impl<K, S> Prefix<K, S> {
                 self.enter(parent, true);
             }
         }
-        Some(node)
     }
 
     /// The cache that is least recently used gives up a node.
     fn evict_by_age(&mut self) -> Option<u32> {
         let node = self.recent_from?;
         self.recent_from = Queue::next(&self.nodes, node);
-        let entry = self.nodes.get_mut(node);
-        entry.recent = false;
-        self.recent_weight -= entry.weight;
+        self.make_old(node);
         Some(node)
+    }
+
+    /// Takes a node out of the cache that is least recently used, if it is there.
+    fn make_old(&mut self, node: u32) {
+        let entry = self.nodes.get_mut(node);
+        if std::mem::take(&mut entry.recent) {
+            self.recent_weight -= entry.weight;
+        }
     }
 }
 
@@ -431,6 +447,21 @@ where
         };
         self.use_chain(None, &[(key.clone(), weight)]);
         true
+    }
+
+    /// A block goes only after those that follow it, also if it is demoted and they are not.
+    fn demote(&mut self, key: &K) -> bool {
+        let node = self.find(key).filter(|&node| self.nodes.get(node).held);
+        if let Some(node) = node {
+            if self.nodes.get(node).worthy {
+                self.make_unworthy(node);
+            }
+            self.make_old(node);
+            self.nodes.get_mut(node).demoted = true;
+            self.unstray(node);
+            self.stray(node);
+        }
+        node.is_some()
     }
 
     fn remove(&mut self, key: &K) -> Option<u64> {

@@ -33,6 +33,8 @@ pub(super) struct Node<K> {
     pub(super) held: bool,
     pub(super) worthy: bool,
     pub(super) recent: bool,
+    /// The block is in neither of these two any more, and goes before every other.
+    pub(super) demoted: bool,
     /// The block was to be forgotten, but is still held by a cache.
     pub(super) overdue: bool,
     /// The block's place among the candidates, if it is worthy and no block after it is worthy.

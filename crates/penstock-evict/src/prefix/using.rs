@@ -48,7 +48,7 @@ impl<K: Hash + Eq + Clone, S: BuildHasher> Prefix<K, S> {
         let entry = self.nodes.get_mut(node);
         let (held, worthy, recent) = (entry.held, entry.worthy, entry.recent);
         (entry.held, entry.worthy, entry.recent) = (true, true, true);
-        entry.overdue = false;
+        (entry.demoted, entry.overdue) = (false, false);
         entry.chain = at.chain;
         let class = class(entry.uses, entry.wait);
         self.chains.join(at.chain, class);
@@ -93,6 +93,7 @@ impl<K: Hash + Eq + Clone, S: BuildHasher> Prefix<K, S> {
             held: false,
             worthy: false,
             recent: false,
+            demoted: false,
             overdue: false,
             candidate: None,
             stray: None,

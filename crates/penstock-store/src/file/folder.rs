@@ -296,14 +296,23 @@ impl Folder {
 
     /// Notes when a value beneath it was used. Returns whether it is there.
     pub(super) fn note(&self, name: &str, used_at: SystemTime) -> io::Result<bool> {
-        let note = |times: &Timestamps| {
-            let noted = rustix::fs::utimensat(&self.fd, name, times, AtFlags::SYMLINK_NOFOLLOW);
-            if_there(noted.map_err(io::Error::from)).map(|noted| noted.is_some())
-        };
-        match note(&as_of(used_at)) {
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => note(&AS_OF_NOW),
+        match self.note_exactly(name, used_at) {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                self.set_times(name, &AS_OF_NOW)
+            }
             noted => noted,
         }
+    }
+
+    /// Notes when a value beneath it was used, but not that it is used now: of what another user has
+    /// put, nothing is noted. Returns whether it is there.
+    pub(super) fn note_exactly(&self, name: &str, used_at: SystemTime) -> io::Result<bool> {
+        self.set_times(name, &as_of(used_at))
+    }
+
+    fn set_times(&self, name: &str, times: &Timestamps) -> io::Result<bool> {
+        let set = rustix::fs::utimensat(&self.fd, name, times, AtFlags::SYMLINK_NOFOLLOW);
+        if_there(set.map_err(io::Error::from)).map(|set| set.is_some())
     }
 
     /// Removes what has this name, be it an empty folder. Returns whether it was there.

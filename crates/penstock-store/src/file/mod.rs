@@ -63,6 +63,9 @@ pub(crate) const USAGE: &str = "file:///absolute/path?size=10GiB[&hosts=several]
 
 /// A value's time of last use is not kept finer than this, which saves a system call on most hits.
 const RECENCY_GRAIN: Duration = Duration::from_secs(60);
+/// The time of use of a value that was retired, since 1970. Zero is what some file systems say if
+/// they know none.
+const RETIRED: Duration = Duration::from_secs(1);
 /// Longest time that a put looks for room, unless whoever opens the store says another.
 const ROOM_WAIT: Duration = Duration::from_millis(200);
 /// Longest time that a failed put waits to give its room back.
@@ -473,6 +476,27 @@ impl Store for FileStore {
             .inspect_err(|_| self.directory.counters.failed())
     }
 
+    /// What other users have put stays as it was: only they may set its time.
+    fn retire(&self, namespace: Namespace, deadline: Instant) -> Result<()> {
+        let mut retire = |_, shard: &Folder, name: &str| {
+            // This is a hint.
+            let _ = shard.note_exactly(name, SystemTime::UNIX_EPOCH + RETIRED);
+            Ok(())
+        };
+        let mut place = self.directory.place();
+        if self.directory.follow(&place, deadline) {
+            place = self.directory.place();
+        }
+        let go_on = || Instant::now() < deadline;
+        let done = each_value(&place.root, Some(namespace), &mut retire, &go_on);
+        in_time(done, deadline).inspect_err(|_| self.directory.counters.failed())
+    }
+
+    fn used_at(&self, last_use: u64) -> Option<SystemTime> {
+        let used_at = Duration::from_nanos(last_use);
+        (used_at > RETIRED).then(|| SystemTime::UNIX_EPOCH + used_at)
+    }
+
     fn remove(&self, keys: &[Key], deadline: Instant) -> Result<u64> {
         let mut removed = 0;
         for key in keys {
@@ -511,17 +535,9 @@ impl Store for FileStore {
         if self.directory.follow(&place, deadline) {
             place = self.directory.place();
         }
-        each_value(&place.root, namespace, &mut visit_one, &|| {
-            Instant::now() < deadline
-        })
-        .and_then(|complete| {
-            if complete {
-                Ok(())
-            } else {
-                deadline::check(deadline)
-            }
-        })
-        .inspect_err(|_| self.directory.counters.failed())
+        let go_on = || Instant::now() < deadline;
+        let done = each_value(&place.root, namespace, &mut visit_one, &go_on);
+        in_time(done, deadline).inspect_err(|_| self.directory.counters.failed())
     }
 
     fn describe(&self, deadline: Instant) -> Result<Vec<(String, String)>> {
@@ -582,6 +598,15 @@ impl Drop for Making {
             locked.give_back(self.taken);
             let _ = locked.save();
         }
+    }
+}
+
+/// Fails if a walk was stopped at the deadline.
+fn in_time(complete: Result<bool>, deadline: Instant) -> Result<()> {
+    if complete? {
+        Ok(())
+    } else {
+        deadline::check(deadline)
     }
 }
 

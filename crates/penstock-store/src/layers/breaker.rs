@@ -112,6 +112,10 @@ impl Store for Breaker {
         self.call(deadline, || self.inner.touch(values, deadline))
     }
 
+    fn retire(&self, namespace: Namespace, deadline: Instant) -> Result<()> {
+        self.call(deadline, || self.inner.retire(namespace, deadline))
+    }
+
     fn remove(&self, keys: &[Key], deadline: Instant) -> Result<u64> {
         self.call(deadline, || self.inner.remove(keys, deadline))
     }

@@ -247,6 +247,12 @@ impl Store for Tiered {
             .inspect_err(|_| self.counters.failed())
     }
 
+    fn retire(&self, namespace: Namespace, deadline: Instant) -> Result<()> {
+        self.on_each(|tier| tier.retire(namespace, deadline))
+            .map(|_| ())
+            .inspect_err(|_| self.counters.failed())
+    }
+
     fn remove(&self, keys: &[Key], deadline: Instant) -> Result<u64> {
         // As a rule, all tiers have the same values.
         let removed = self.on_each(|tier| tier.remove(keys, deadline));

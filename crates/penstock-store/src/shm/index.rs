@@ -9,7 +9,8 @@
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 use std::time::{Duration, Instant};
 
-use penstock_contract::{Error, ErrorKind, KEY_BYTES, Key, Result, deadline};
+use penstock_contract::{Error, ErrorKind, KEY_BYTES, Key, Namespace, Result, deadline};
+use penstock_evict::DEMOTED;
 use rustix::time::{ClockId, clock_gettime};
 use twox_hash::XxHash3_64;
 
@@ -30,9 +31,14 @@ const RETRY: Duration = Duration::from_micros(50);
 /// The time of use to note for a value that is used now and has `position` tokens before it in its
 /// prompt. It is in nanoseconds since the machine started, the same for all its processes.
 fn time_of_use(position: u64) -> u64 {
+    let used_at = since_start().saturating_sub(recency::earlier(position));
+    (used_at.as_nanos() as u64).max(DEMOTED + 1)
+}
+
+/// How long this machine has been up.
+pub(super) fn since_start() -> Duration {
     let now = clock_gettime(ClockId::Monotonic);
-    let now = Duration::new(now.tv_sec as u64, now.tv_nsec as u32);
-    now.saturating_sub(recency::earlier(position)).as_nanos() as u64
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
 /// A key as the index uses it.
@@ -171,6 +177,19 @@ impl Segment {
         // The entry may hold another value by now: a hint that is wrong harms nothing.
         self.body(found.entry, USED_AT_WORD)
             .store(time_of_use(position), Relaxed);
+    }
+
+    /// Counts a value as used before all others, unless it is used meanwhile. Returns whether it is
+    /// of the namespace, and still there.
+    pub(super) fn retire(&self, found: &Found, namespace: Namespace) -> bool {
+        let word = self.body(found.entry, USED_AT_WORD);
+        let used_at = word.load(Relaxed);
+        // If the entry is given to another value after this, its time of use changes, too.
+        let key = self.key_of(found);
+        key.is_some_and(|key| key.namespace == namespace)
+            && word
+                .compare_exchange(used_at, DEMOTED, Relaxed, Relaxed)
+                .is_ok()
     }
 
     /// When a value was used last.

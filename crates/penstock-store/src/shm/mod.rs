@@ -26,14 +26,15 @@ mod segment;
 mod state;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant, SystemTime};
 
-use index::Name;
+use index::{Name, since_start};
 use penstock_contract::memory::{Claim, Lent, Reserved, Run, SharedMemory};
 use penstock_contract::{
     Capabilities, Counters, Error, ErrorKind, GetOutcome, GetRequest, Key, Listed, Namespace,
     PutOutcome, PutRequest, Result, Store, StoreStats, deadline, slices,
 };
+use penstock_evict::DEMOTED;
 use penstock_value::copies::SummedCopy;
 use penstock_value::header::HEADER_BYTES;
 use segment::Segment;
@@ -244,6 +245,26 @@ impl Store for ShmStore {
                 .is_some()
         };
         Ok(values.iter().map(touch).collect())
+    }
+
+    fn retire(&self, namespace: Namespace, deadline: Instant) -> Result<()> {
+        let mut retired = false;
+        for (n, found) in self.segment.each().enumerate() {
+            if n % ENTRIES_A_LOOK == 0 {
+                self.ready(deadline)
+                    .inspect_err(|_| self.counters.failed())?;
+            }
+            retired |= self.segment.retire(&found, namespace);
+        }
+        if retired {
+            self.segment.look_for_the_retired();
+        }
+        Ok(())
+    }
+
+    fn used_at(&self, last_use: u64) -> Option<SystemTime> {
+        let ago = since_start().saturating_sub(Duration::from_nanos(last_use));
+        (last_use != DEMOTED).then(|| SystemTime::now() - ago)
     }
 
     fn remove(&self, keys: &[Key], deadline: Instant) -> Result<u64> {

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Instant;
 
 use penstock_contract::{Error, ErrorKind, Result, deadline};
-use penstock_evict::{Progress, Round, Sweep, horizon};
+use penstock_evict::{DEMOTED, Progress, Round, Sweep, horizon};
 use penstock_value::copies::SummedCopy;
 use penstock_value::header::HEADER_BYTES;
 
@@ -172,6 +172,13 @@ impl Segment {
             .collect();
         self.header(HORIZON_WORD)
             .store(horizon(&mut uses, room.div_ceil(step as u64)), Relaxed);
+    }
+
+    /// Has the hand go round once for what was retired alone.
+    pub(super) fn look_for_the_retired(&self) {
+        self.header(HORIZON_WORD).store(DEMOTED, Relaxed);
+        let hand = self.header(HAND_WORD).load(Relaxed);
+        self.header(DRAWN_WORD).store(hand, Relaxed);
     }
 
     fn take_page(

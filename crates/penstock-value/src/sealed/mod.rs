@@ -28,7 +28,7 @@ mod whole;
 use std::io::IoSliceMut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -140,6 +140,11 @@ impl SealedStore {
         self.store.touch(values, deadline)
     }
 
+    /// Counts a namespace's values as used before all others, see [`Store::retire`].
+    pub fn retire(&self, namespace: Namespace, deadline: Instant) -> Result<()> {
+        self.store.retire(namespace, deadline)
+    }
+
     /// Removes the keys that exist; returns how many did. See [`Store::remove`].
     pub fn remove(&self, keys: &[Key], deadline: Instant) -> Result<u64> {
         self.store.remove(keys, deadline)
@@ -153,6 +158,11 @@ impl SealedStore {
         deadline: Instant,
     ) -> Result<()> {
         self.store.list(namespace, visit, deadline)
+    }
+
+    /// The time of day of a listed object's last use, see [`Store::used_at`].
+    pub fn used_at(&self, last_use: u64) -> Option<SystemTime> {
+        self.store.used_at(last_use)
     }
 
     /// Facts about the store's own settings and state, see [`Store::describe`].

@@ -65,7 +65,7 @@ class Retiring:
             if self._removes:
                 remove_namespace(store, namespace, timeout=_TIMEOUT)
             else:
-                getattr(store, "retire", lambda *_, **__: None)(namespace, timeout=_TIMEOUT)
+                store.retire(namespace, timeout=_TIMEOUT)
         except PenstockError as error:
             logger.warning(
                 "Penstock: namespace %s of earlier weights stays as it is in %s: %s",

@@ -92,7 +92,8 @@ _OF_OLDEST_AND_NEWEST = (
 # What the newest does otherwise than the environment's: options, plans, drafters, failed steps.
 _OF_THE_NEWEST = (
     "tests/connector/test_since_0_33.py",
-    "tests/e2e/test_options.py",
+    "tests/e2e/test_options.py::test_the_list_names_options_that_there_are",
+    "tests/e2e/test_options.py::test_the_list_names_environment_variables_that_there_are",
     "tests/e2e/test_plan_agrees.py",
     "tests/e2e/test_speculation.py::test_a_drafter_goes_on_from_what_is_loaded[eagle3]",
 )

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from lab.waiting import eventually
 from penstock.pool.namespace import publish_namespace
 from penstock.vllm.groups import Group
-from penstock.vllm.messages import ModelShare, ModelShares, RankWeights
+from penstock.vllm.messages import ModelShare, ModelShares, RankShare, RankWeights
 from penstock.vllm.model_facts import shared_facts
 from penstock.vllm.worker import PARTIAL, Reading, Weights
 from tests.connector.engine import PlainEngine
@@ -309,6 +309,16 @@ def test_what_comes_while_an_update_goes_on_neither_loads_nor_stores(
     versions.on_changed({"worker": 2})
     versions.on_update(is_under_way=False)
     assert versions.asks
+
+
+def test_what_ranks_hold_is_told_once(engines: Callable[..., PlainEngine]) -> None:
+    # vLLM collects it again after sleep, from workers whose weights have changed since the start.
+    engine = engines()
+    updated(engine, "tensors:new", count=1)
+    before = engine.agreement.namespaces
+    held = RankShare((0, 2, 0, 1), 100, (None,), 64, 64, models=ModelShares(share("files:start")))
+    engine.half.accept_shares({RANK: held})
+    assert engine.agreement.namespaces == before
 
 
 def test_a_worker_that_saw_more_is_believed(engines: Callable[..., PlainEngine]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from lab.engines.node import Node
+from lab.engines.trainer import LIVE
 from lab.models import attention
 from tests.e2e.conftest import BLOCK, tokens
 from tests.e2e.stored import all_stored
@@ -93,6 +94,29 @@ def test_weights_that_came_from_no_file(llama: Path, start: Start, tmp_path: Pat
     stored(start, llama, pool, load_format="dummy")
     assert found(start, llama, pool, load_format="dummy") == 4 * BLOCK
     assert found(start, llama, pool) == 0
+
+
+def test_weights_that_a_kernel_keeps_in_its_own_form(
+    llama: Path, start: Start, tmp_path: Path
+) -> None:
+    """They came from no file that Penstock knows of, and nothing tells two of them apart."""
+    shards = tmp_path / "shards"
+    shutil.copytree(llama, shards)
+    next(shards.glob("*.safetensors")).unlink()
+    with start(llama, **LIVE) as node:
+        node.call("save_sharded_state", path=str(shards))
+
+    def turn(weights: dict[str, Any]) -> None:
+        weights["model.layers.1.mlp.down_proj.weight"].neg_()
+
+    other = changed(shards, tmp_path / "other", turn)
+    pool = url(tmp_path)
+    stored(start, shards, pool, load_format="sharded_state")
+    assert found(start, other, pool, load_format="sharded_state") == 0
+    # One's own name for them stands for them.
+    named = {"load_format": "sharded_state", "settings": {"penstock.model_id": "mine"}}
+    stored(start, shards, pool, **named)
+    assert found(start, shards, pool, **named) == 4 * BLOCK
 
 
 def test_other_rotary_factors_by_the_length_of_the_context(start: Start, tmp_path: Path) -> None:

@@ -329,8 +329,10 @@ class Pool:
             else:
                 with contextlib.suppress(Unreadable):
                     published = read_published(store, digest, timeout=deadline.left())
-            described = (None, None, None) if published is None else published
-            found.append(NamespaceUsage(digest, objects, nbytes, *described, last_use))
+            description, first, last = published or (None, None, None)
+            found.append(
+                NamespaceUsage(digest, objects, nbytes, description, first, last, last_use)
+            )
         return found
 
     def describe(self, *, timeout: float | None = None) -> dict[str, str]:

@@ -7,7 +7,6 @@ Configure it with ``{"kv_connector": "PenstockConnector", "kv_connector_module_p
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -136,13 +135,15 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self.worker.wake_up()
 
     def get_handshake_metadata(self) -> Share | None:
-        """This rank's share. The scheduler half checks it against the other ranks' shares."""
+        """This rank's share. The scheduler half checks it against the other ranks' shares. Since
+        vLLM 0.33 called again after sleep, when the weights may be others: what the rank holds is
+        the same then."""
         share = self.worker.share
         if share is None:
             return None
-        models = starting_models(self._vllm_config)
-        self.worker.weights.begin(models)
-        return Share(dataclasses.replace(share, models=models))
+        if share.models is None:
+            share = self.worker.begin(starting_models(self._vllm_config))
+        return Share(share)
 
     def handle_preemptions(self, kv_connector_metadata: Orders) -> None:
         """Called on every model runner before its forward pass, and so before a step that may
@@ -191,7 +192,7 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
-        """Called once, with every rank's share. Refuses shares that do not fit together."""
+        """Called with every rank's share. Refuses shares that do not fit together."""
         self.scheduler.accept_shares({rank: envelope.share for rank, envelope in metadata.items()})
 
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:

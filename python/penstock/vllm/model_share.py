@@ -62,7 +62,9 @@ def starting_models(vllm_config: Any) -> ModelShares:
 
     def weights(model: Any, is_draft: bool) -> str:
         # An identity that users give stands for the model that they name.
-        return f"id:{model_id}" if model_id and not is_draft else _starting_weights(model)
+        if model_id and not is_draft:
+            return f"id:{model_id}"
+        return _starting_weights(model, is_random=vllm_config.load_config.load_format == "dummy")
 
     shares = _shares(vllm_config, weights)
     _under_way.clear()
@@ -124,7 +126,8 @@ def _share(model: Any, dtype: Any, weights: str) -> ModelShare:
     return ModelShare(weights=weights, buffers={**buffers, **settings}, code=code)
 
 
-def _starting_weights(model: Any) -> str:
+def _starting_weights(model: Any, *, is_random: bool) -> str:
+    """`is_random`: vLLM made them up, always the same ones for the same tensors."""
     began = time.monotonic()
     files = compat.weight_files(model)
     if files is not None:
@@ -132,7 +135,7 @@ def _starting_weights(model: Any) -> str:
         found = f"files:{digests.digest()}"
         total, _, read = digests.progress
         what = f"{len(files)} files of weights, {total:,} bytes, {read:,} of them read"
-    elif compat.hides_weights(model):
+    elif not is_random and compat.hides_weights(model):
         found = f"alone:{uuid.uuid4().hex}"
         what = "nothing"
         logger.warning(

@@ -23,9 +23,12 @@ _CHANGING = (
     "start_draft_weight_update",
     "update_weights",
     "finish_weight_update",
+    "sleep",
+    "wake_up",
+    "discard",
 )
-"""Calls of vLLM's own to its workers that change weights, see above. `reload_weights` tells so by
-itself."""
+"""Calls of vLLM's own to its workers that change weights or take them away, see above.
+`reload_weights` tells so by itself."""
 
 
 def watch_changes(vllm_config: Any, weights: Weights) -> None:

@@ -187,12 +187,15 @@ class SchedulerHalf:
         )
 
     def accept_shares(self, shares: Mapping[tuple[int, int], RankShare]) -> None:
-        """Takes in what every rank holds, keyed by (pipeline rank, tensor-parallel rank).
+        """Takes in what every rank holds, keyed by (pipeline rank, tensor-parallel rank). Later
+        calls change nothing.
 
         Raises:
             ConfigError: the shares do not make up the model's KV cache.
         """
         agreement = self._agreement
+        if agreement.ranks:
+            return
         agreement.accept(shares, node_bytes(self._node))
         self._catalogue.set_holdings(
             list(

@@ -10,13 +10,20 @@ No call waits for I/O while there is anything to compute. Two calls of a step ma
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Sequence
 
 from penstock._native import Engine, Fence
 from penstock.vllm.counters import Counters, Counts
-from penstock.vllm.messages import IDLE_TO_END_SECONDS, RankShare, StepOrders, WorkerReport
+from penstock.vllm.messages import (
+    IDLE_TO_END_SECONDS,
+    ModelShares,
+    RankShare,
+    StepOrders,
+    WorkerReport,
+)
 from penstock.vllm.panics import take_panics
 from penstock.vllm.settings import Settings
 from penstock.vllm.worker.facts import KvMemory, Services, WorkerFacts
@@ -73,6 +80,13 @@ class WorkerHalf:
     @property
     def share(self) -> RankShare | None:
         """What this rank holds; None before the KV cache is registered."""
+        return self._share
+
+    def begin(self, models: ModelShares) -> RankShare:
+        """Takes what the rank's models are at the start. Returns what it holds, with them."""
+        assert self._share is not None
+        self.weights.begin(models)
+        self._share = dataclasses.replace(self._share, models=models)
         return self._share
 
     def begin_step(self, orders: StepOrders) -> None:

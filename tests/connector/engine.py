@@ -99,6 +99,7 @@ class PlainEngine:
         has_hashes: bool = False,
         holds_blocks: bool = False,
         holds_prompts: bool = False,
+        names_sessions_anew: bool = True,
         pool: str = "memory://?size=64MiB",
         limit: LookupLimit | None = None,
         **more: Any,
@@ -117,6 +118,7 @@ class PlainEngine:
             0,
             holds_blocks=holds_blocks,
             holds_prompts=holds_prompts,
+            names_sessions_anew=names_sessions_anew,
             publishes_events=announces,
             hash_prompt=hashes_of if has_hashes else None,
         )

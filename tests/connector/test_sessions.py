@@ -4,7 +4,10 @@ token. A hash that has this token is another one then."""
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
+from penstock.vllm.compat.versions import installed
 from penstock.vllm.groups import State
 from tests.connector.engine import HASH_TOKENS, Asked, PlainEngine
 from tests.connector.test_scheduler import FULL
@@ -64,7 +67,53 @@ def test_nothing_is_shared_once_a_hash_that_was_handed_over_has_changed() -> Non
 
 
 def test_states_of_a_session_are_not_shared() -> None:
-    engine = PlainEngine([replace(FULL, kind="mamba", state=State("mamba2", (), (), "", "cpu"))])
+    state = State("mamba2", (), (), "", "cpu")
+    assert is_private(PlainEngine([replace(FULL, kind="mamba", state=state)]))
+
+
+def test_sessions_of_engines_that_leave_wrong_hashes_are_not_shared() -> None:
+    assert not is_private(PlainEngine([FULL]))
+    assert is_private(PlainEngine([FULL], names_sessions_anew=False))
+
+
+def is_private(engine: PlainEngine) -> bool:
     request = engine.ask("session", PROMPT, resumable=True)
     assert engine.match(request) == 0
-    assert not engine.half._storing._sharing.may_store(engine.half._requests["session"])
+    sharing, state = engine.half._storing._sharing, engine.half._requests["session"]
+    assert sharing.may_load(state) == sharing.may_store(state)
+    return not sharing.may_store(state)
+
+
+def test_vllm_takes_hashes_away_in_place() -> None:
+    from vllm import SamplingParams
+    from vllm.utils.hashing import sha256
+    from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.request import Request, StreamingUpdate
+
+    init_none_hash(sha256)
+
+    def asked(tokens: list[int]) -> Any:
+        hasher = get_request_block_hasher(HASH_TOKENS, sha256)
+        return Request(
+            "session",
+            tokens,
+            SamplingParams(max_tokens=1),
+            None,
+            block_hasher=hasher,
+            resumable=True,
+        )
+
+    session = asked(list(PROMPT))
+    session.append_output_token_ids(8)
+    session.num_computed_tokens = len(PROMPT)
+    hashes, before = session.block_hashes, list(session.block_hashes)
+    scheduler = SimpleNamespace(hash_block_size=HASH_TOKENS, log_stats=False)
+    update = StreamingUpdate.from_request(asked([51, 52, 53, 54, 55]))
+    Scheduler._update_request_as_session(scheduler, session, update)
+    assert session.resumable
+    assert session.block_hashes is hashes
+    assert len(hashes) == 3
+    assert hashes[0] == before[0]
+    # Before 0.32, vLLM leaves the hash of the block that lost a token.
+    assert (hashes[1] != before[1]) == installed().NAMES_SESSIONS_ANEW

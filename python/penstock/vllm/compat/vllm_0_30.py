@@ -27,6 +27,9 @@ class Vllm030:
     TELLS_BEFORE_SLEEP = False
     """Whether connectors are told before sleep mode takes the KV cache's memory away."""
 
+    NAMES_SESSIONS_ANEW = False
+    """Whether a block of a session gets another hash when the session drops a token of it."""
+
     CARRIES_DRAFTS = False
     """Whether the layers of drafters were tried with this version."""
 

@@ -42,6 +42,8 @@ class Vllm032(Vllm030):
 
     USES = (*PLANNING.uses, *SINCE)
 
+    NAMES_SESSIONS_ANEW = True
+
     CARRIES_DRAFTS = True
 
     def hash_block_size(self, vllm_config: Any, kv_cache_config: Any) -> int | None:

@@ -32,6 +32,8 @@ class EngineFacts:
     """Ranks of the engine that share a layer."""
     ranks: int = 1
     """Ranks of the engine, of all pipeline stages."""
+    names_sessions_anew: bool = True
+    """Whether a block of a session gets another hash when the session drops a token of it."""
     holds_prompts: bool = False
     """Whether steps between those that compute prompts compute none."""
     speculates: bool = False

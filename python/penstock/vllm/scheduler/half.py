@@ -104,7 +104,9 @@ class SchedulerHalf:
         counters = Counters()
         self._settings = settings
         self._facts = facts
-        self._keeps_states = any(group.state is not None for group in facts.groups)
+        # A step ahead may leave a state after a token that the session then drops.
+        keeps_states = any(group.state is not None for group in facts.groups)
+        self._shares_sessions = facts.names_sessions_anew and not keeps_states
         self._agreement = agreement
         self._role = role
         self._store = store
@@ -229,8 +231,7 @@ class SchedulerHalf:
             arrival.trace_headers,
             arrival.has_images,
             is_handed_over=is_handed_over(arrival.params),
-            # A step ahead may leave a state after a token that the session then drops.
-            is_private=request.resumable and self._keeps_states,
+            is_private=request.resumable and not self._shares_sessions,
         )
         # What a step computes while weights come in is of no weights that anybody else has.
         state.is_stale = self._weights.is_updating

@@ -41,6 +41,7 @@ class Asked:
     num_prompt_tokens: int
     num_computed_tokens: int = 0
     skip_reading_prefix_cache: bool = False
+    resumable: bool = False
     block_hashes: list[bytes] = field(default_factory=list)
     tables: list[list[int]] = field(default_factory=list)
     """By group, the engine's blocks."""
@@ -97,6 +98,8 @@ class PlainEngine:
         announces: bool = False,
         has_hashes: bool = False,
         holds_blocks: bool = False,
+        holds_prompts: bool = False,
+        names_sessions_anew: bool = True,
         pool: str = "memory://?size=64MiB",
         limit: LookupLimit | None = None,
         **more: Any,
@@ -114,6 +117,8 @@ class PlainEngine:
             False,
             0,
             holds_blocks=holds_blocks,
+            holds_prompts=holds_prompts,
+            names_sessions_anew=names_sessions_anew,
             publishes_events=announces,
             hash_prompt=hashes_of if has_hashes else None,
         )
@@ -206,9 +211,11 @@ class PlainEngine:
         salt: bytes = b"",
         hints: Mapping[str, Any] | None = None,
         has_images: bool = False,
+        *,
+        resumable: bool = False,
     ) -> Asked:
         """A request comes. Its block hashes do not hold the salt."""
-        request = Asked(request_id, tokens, len(tokens))
+        request = Asked(request_id, tokens, len(tokens), resumable=resumable)
         request.hash_blocks()
         self.requests[request_id] = request
         self.half.on_new_request(Arrival(request, params, salt, trace_headers, hints, has_images))

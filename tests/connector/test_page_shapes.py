@@ -7,6 +7,7 @@ native engines.
 
 from __future__ import annotations
 
+import importlib
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +25,6 @@ from vllm.v1.attention.backends.b12x import B12xPagedAttentionBackend
 from vllm.v1.attention.backends.mla.triton_mla import TritonMLABackend
 from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend, TritonAttentionImpl
 from vllm.v1.attention.backends.turboquant_attn import TurboQuantAttentionBackend
-from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
@@ -41,6 +41,7 @@ from vllm.v1.worker.utils import allocate_kv_cache
 from penstock.errors import ConfigError
 from penstock.vllm import compat
 from penstock.vllm.agreement import Agreement
+from penstock.vllm.compat.versions import installed
 from penstock.vllm.messages import RankShare
 from penstock.vllm.model_facts import ModelFacts
 from penstock.vllm.settings import Settings
@@ -225,7 +226,8 @@ def caches_of(shape: Shape, num_blocks: int) -> tuple[KVCacheConfig, Mapping[str
             prefix_cache_retention_interval=None,
         ),
     )
-    config = get_kv_cache_config_from_groups(vllm_config, groups, 1 << 30)
+    planning = importlib.import_module(installed().PLANNING.module)
+    config = planning.get_kv_cache_config_from_groups(vllm_config, groups, 1 << 30)
     kernels = [spec.block_size // shape.split for spec in shape.specs]
     return config, allocate_kv_cache(config, torch.device("cpu"), shape.layout, kernels)
 

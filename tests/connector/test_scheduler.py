@@ -200,6 +200,26 @@ def test_what_was_not_waited_for_is_declined_only_if_it_is_computed() -> None:
     assert counts["declined_tokens"] == 20
 
 
+def test_an_offer_that_the_engine_does_not_take_is_computed() -> None:
+    """vLLM may take none of it, as where it lacks other outputs of these tokens."""
+    engine = PlainEngine([FULL])
+    engine.put_prompt(PROMPT)
+    for name in ("first", "second"):
+        request = engine.ask(name, PROMPT)
+        assert engine.match(request) == 20
+        engine.half.on_scheduled()
+        orders = engine.step({name: len(PROMPT)})
+        assert not orders.loads
+        assert not orders.stores, "the pool has them"
+        assert not engine.finish(request)
+    third = engine.ask("third", PROMPT)
+    assert engine.match(third) == 20
+    engine.load(third, 0, 20)
+    assert [job.request_id for job in engine.step({}).loads] == ["third"]
+    engine.settle()
+    assert (engine.half.take_counts() or {})["loaded_tokens"] == 20
+
+
 def test_what_loads_save_and_what_requests_wait_is_counted_for_their_tenant(clock: Clock) -> None:
     engine = PlainEngine([FULL])
     advisor = engine.half._advisor

@@ -128,6 +128,28 @@ def test_a_finished_request_is_freed_when_its_stores_have_read(rank: Rank) -> No
     assert rank.free == set()
 
 
+def test_results_may_be_asked_for_before_the_steps_stores_are_submitted(rank: Rank) -> None:
+    """With a drafter, vLLM asks first: the drafter's layers are computed after the model's."""
+    step = StepOrders(
+        namespaces=NAMESPACES[:1],
+        step=7,
+        stores=[job(1, blocks((0, 0)))],
+        finished=["request-1"],
+    )
+    rank.fill(0, 5)
+    rank.half.begin_step(step)
+    rank.half.start_loads(step)
+    assert rank.poll() == WorkerReport(steps={7})
+    assert rank.free == set()
+    # What the drafter leaves in the block is stored with it.
+    rank.fill(0, 6)
+    rank.half.start_stores(step)
+    assert rank.until_over(1) == WorkerReport(released={1: 1}, stored={1: 1})
+    assert rank.free == {"request-1"}
+    rank.run(loads=[job(2, blocks((0, 9)))])
+    assert rank.block(9) == rank.block(0)
+
+
 def test_of_one_group_what_is_missing_and_all_after_it_is_computed(rank: Rank) -> None:
     rank.run(stores=[job(1, blocks((0, 0), (1, 1)))])
     rank.counts()

@@ -90,12 +90,22 @@ def guesses(node: Node, ask: Callable[[], Answer]) -> tuple[Answer, float, float
     return answer, guessed, accepted
 
 
+def legacy_hashes() -> dict[str, bool]:
+    """The option for hashes that do not look ahead, where vLLM has it."""
+    from vllm.config import SpeculativeConfig
+
+    name = "disable_lookahead_block_hashes"
+    return {name: True} if name in SpeculativeConfig.__dataclass_fields__ else {}
+
+
 def test_a_drafter_goes_on_from_what_is_loaded(
     drafted: Drafted, start: Callable[..., Node], tmp_path: Path
 ) -> None:
     """Another process answers as vLLM does after a hit of its own, and guesses as well."""
     pool = f"file://{tmp_path}/pool?size=1GiB"
     options = {"speculative_config": drafted.speculative_config}
+    # Without a connector, hashes look ahead since 0.33, and the last block is not computed again.
+    as_with_a_connector = {"speculative_config": drafted.speculative_config | legacy_hashes()}
     dropped = BLOCK if drafted.drops_last else 0
     asked = [tokens(length, seed=length) for length in (3 * BLOCK + 30, 3 * BLOCK, 2 * BLOCK + 1)]
     blocks = 3 + 3 + 2
@@ -106,7 +116,7 @@ def test_a_drafter_goes_on_from_what_is_loaded(
     accepted_in_all = 0.0
     with (
         start(drafted.model, pool=pool, **options) as second,
-        start(drafted.model, **options) as alone,
+        start(drafted.model, **as_with_a_connector) as alone,
     ):
         for prompt in asked:
             expected = (len(prompt) - 1) // BLOCK * BLOCK - dropped

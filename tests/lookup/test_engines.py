@@ -324,6 +324,21 @@ def test_numbers_out_of_bounds_make_a_batch_unreadable(wrong: dict[str, Any]) ->
         assert (found is not None) == is_readable
 
 
+def test_what_events_have_beside_is_not_read() -> None:
+    """As vLLM's have since 0.33 where hashes look ahead."""
+    import msgspec
+
+    from penstock.lookup.messages import Decoder
+
+    event = {"type": "BlockStored", "block_hashes": [7], "block_size": BLOCK}
+    newer = event | {"lookahead_token_ids": [[11]], "session_id": "s"}
+    first, second = (
+        Decoder().events(msgspec.msgpack.encode([0.0, [each]])) for each in (event, newer)
+    )
+    assert first is not None
+    assert first == second
+
+
 @given(st.binary(max_size=200) | st.just(b"\x91" * 100_000))
 def test_arbitrary_payloads_are_events_or_nothing(payload: bytes) -> None:
     from penstock.lookup.messages import Decoder

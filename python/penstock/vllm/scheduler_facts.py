@@ -48,6 +48,8 @@ def scheduler_half(
         engine_id=str(transfer.engine_id),
         tensor_parallel=vllm_config.parallel_config.tensor_parallel_size,
         ranks=vllm_config.parallel_config.world_size,
+        names_sessions_anew=compat.names_sessions_anew(),
+        holds_prompts=compat.holds_prompts(vllm_config),
         speculates=vllm_config.speculative_config is not None,
         drops_last_block=compat.drops_last_block(vllm_config),
         holds_blocks=any(group.gives_blocks_back for group in groups)

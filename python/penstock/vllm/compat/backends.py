@@ -32,10 +32,12 @@ def check_kv_types(vllm_config: Any, layer_names: Iterable[str]) -> None:
     model = vllm_config.model_config
     for name, layer in _layers(vllm_config, layer_names).items():
         kv_type, backend = layer.kv_cache_dtype, layer.get_attn_backend()
-        if backend.supports_kv_cache_dtype(kv_type):
-            continue
-        if kv_cache_dtype_str_to_dtype(kv_type, model) == model.dtype:
+        dtype = kv_cache_dtype_str_to_dtype(kv_type, model)
+        if dtype == model.dtype:
             # Another word for `auto`.
+            continue
+        # Since 0.33 backends list 16-bit types, whatever the model's is.
+        if dtype.itemsize == 1 and backend.supports_kv_cache_dtype(kv_type):
             continue
         raise ConfigError(
             f"--kv-cache-dtype {kv_type}: the attention backend {backend.get_name()} of layer "

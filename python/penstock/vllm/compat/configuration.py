@@ -59,6 +59,11 @@ def tokens_per_step(vllm_config: Any) -> int:
     return int(vllm_config.scheduler_config.max_num_batched_tokens)
 
 
+def holds_prompts(vllm_config: Any) -> bool:
+    """Whether only some steps compute prompts (``--prefill-schedule-interval``)."""
+    return int(vllm_config.scheduler_config.prefill_schedule_interval) > 1
+
+
 def requests_per_step(vllm_config: Any) -> int:
     """The most requests that a step computes."""
     return min(int(vllm_config.scheduler_config.max_num_seqs), tokens_per_step(vllm_config))

@@ -104,6 +104,7 @@ USES = (
             "cache_salt",
             "trace_headers",
             "skip_reading_prefix_cache",
+            "resumable",
         )
     ),
     Use("vllm.v1.core.block_pool", "BlockPool.get_cached_block", ("block_hash", "group_ids")),

@@ -15,7 +15,7 @@ from penstock.vllm.compat.versions import installed
 def block_bytes(vllm_config: Any, specs: Sequence[Mapping[str, Any]]) -> list[int]:
     """Bytes that a block takes on each worker, from the KV-cache specs of the worker's layers."""
     planning = installed().PLANNING
-    groups = planning.kv_cache_groups(vllm_config, _merged(specs))
+    groups = planning.kv_cache_groups(vllm_config, specs)
     return [
         planning.bytes_per_block(vllm_config, planning.worker_groups(groups, own)) if own else 0
         for own in specs
@@ -27,16 +27,11 @@ def request_blocks(vllm_config: Any, specs: Sequence[Mapping[str, Any]]) -> int:
     from vllm.v1.core import kv_cache_utils
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
-    groups = installed().PLANNING.kv_cache_groups(vllm_config, _merged(specs))
+    groups = installed().PLANNING.kv_cache_groups(vllm_config, specs)
     many = 1 << 20
     config = KVCacheConfig(num_blocks=many, kv_cache_tensors=[], kv_cache_groups=groups)
     requests: float = kv_cache_utils.get_max_concurrency_for_kv_cache_config(vllm_config, config)
     return round(many / requests)
-
-
-def _merged(specs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The specs of all workers in a new dictionary, because vLLM changes the one that it groups."""
-    return {name: spec for own in specs for name, spec in own.items()}
 
 
 def wrap_kv_memory(
@@ -84,11 +79,9 @@ def _with_layers(specs: list[Any], available: list[int]) -> tuple[list[Any], lis
 
 def _without_layers(configs: Sequence[Any]) -> Any:
     """The configuration of a worker that has no layer in any group, made from another worker's."""
-    from vllm.v1.kv_cache_interface import KVCacheConfig
-
     other = next(config for config in configs if config is not None)
-    return KVCacheConfig(
-        num_blocks=other.num_blocks,
+    return dataclasses.replace(
+        other,
         kv_cache_tensors=[],
         kv_cache_groups=[
             dataclasses.replace(group, layer_names=[]) for group in other.kv_cache_groups

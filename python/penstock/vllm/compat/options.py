@@ -40,6 +40,7 @@ MAY_DIFFER: Mapping[str, str] = {
     "kv_events_config": WATCHING,
     "instance_id": WATCHING,
     "shutdown_timeout": WATCHING,
+    "watchdog_config": WATCHING,
     "structured_outputs_config": _AFTER,
     "reasoning_config": _AFTER,
     "watermark_config": _AFTER,
@@ -78,6 +79,9 @@ MAY_DIFFER: Mapping[str, str] = {
     "speculative_config.rejection_*": _AFTER,
     "speculative_config.synthetic_*": _AFTER,
     "speculative_config.*_sample_method": _AFTER,
+    "speculative_config.draft_lm_head_quantization": _AFTER,
+    "speculative_config.fly_*": _AFTER,
+    "speculative_config.disable_lookahead_block_hashes": "changes nothing beside a connector",
     "speculative_config.use_local_argmax_reduction": _AFTER,
     "speculative_config.enable_adaptive_verification": _AFTER,
     # The model.
@@ -139,6 +143,7 @@ MAY_DIFFER: Mapping[str, str] = {
     "cache_config.prefix_*": _WHEN,
     "cache_config.gpu_memory_utilization*": MEMORY,
     "cache_config.num_*_blocks*": MEMORY,
+    "cache_config.simple_cpu_offload_num_blocks": MEMORY,
     "cache_config.kv_cache_memory_bytes": MEMORY,
     "cache_config.kv_offloading_*": MEMORY,
     # Attention.
@@ -152,6 +157,8 @@ MAY_DIFFER: Mapping[str, str] = {
     "attention_config.disable_flashinfer_*": ROUNDING,
     "attention_config.*workspace_factor": ROUNDING,
     "attention_config.sparse_mla_force_mqa": ROUNDING,
+    "attention_config.indexer_tp_shard_min_rows": ROUNDING,
+    "attention_config.minimax_m3_indexer_cp": ROUNDING,
     "mamba_config.backend": ROUNDING,
     "mamba_config.ssu_algorithm": ROUNDING,
     # Adapters.

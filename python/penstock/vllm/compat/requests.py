@@ -38,6 +38,11 @@ def hash_block_size(vllm_config: Any, kv_cache_config: Any) -> int | None:
     return installed().hash_block_size(vllm_config, kv_cache_config)
 
 
+def names_sessions_anew() -> bool:
+    """Whether a block of a session gets another hash when the session drops a token of it."""
+    return installed().NAMES_SESSIONS_ANEW
+
+
 def cache_salt(request: Any) -> bytes:
     """The request's cache salt; empty if it has none. The salt is part of the first block's hash,
     and so of all block hashes. A salt that is no text keeps blocks apart as vLLM's hashes do."""

@@ -16,11 +16,7 @@ class Vllm030:
     The class of each later version inherits from that of the version before.
     """
 
-    PLANNING = Planning(
-        _UTILITIES,
-        pool_bytes_takes=("kv_cache_groups",),
-        configs_take=("vllm_config", "kv_cache_specs", "available_memory"),
-    )
+    PLANNING = Planning(_UTILITIES, pool_bytes_takes=("kv_cache_groups",))
 
     USES: tuple[Use, ...] = (
         *PLANNING.uses,
@@ -31,6 +27,9 @@ class Vllm030:
     TELLS_BEFORE_SLEEP = False
     """Whether connectors are told before sleep mode takes the KV cache's memory away."""
 
+    NAMES_SESSIONS_ANEW = False
+    """Whether a block of a session gets another hash when the session drops a token of it."""
+
     CARRIES_DRAFTS = False
     """Whether the layers of drafters were tried with this version."""
 
@@ -40,3 +39,7 @@ class Vllm030:
         from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
 
         return int(resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)[1])
+
+    def is_brought_type(self, kv_type: str) -> bool:
+        """Whether a plug-in has brought this type of KV: none can in this version."""
+        return False

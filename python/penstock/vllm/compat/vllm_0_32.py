@@ -38,10 +38,11 @@ class Vllm032(Vllm030):
     PLANNING = Planning(
         "vllm.v1.core.kv_cache_utils",
         pool_bytes_takes=("vllm_config", "kv_cache_groups"),
-        configs_take=("vllm_config", "kv_cache_specs", "available_memory"),
     )
 
     USES = (*PLANNING.uses, *SINCE)
+
+    NAMES_SESSIONS_ANEW = True
 
     CARRIES_DRAFTS = True
 

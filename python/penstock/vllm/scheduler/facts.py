@@ -32,6 +32,10 @@ class EngineFacts:
     """Ranks of the engine that share a layer."""
     ranks: int = 1
     """Ranks of the engine, of all pipeline stages."""
+    names_sessions_anew: bool = True
+    """Whether a block of a session gets another hash when the session drops a token of it."""
+    holds_prompts: bool = False
+    """Whether steps between those that compute prompts compute none."""
     speculates: bool = False
     """Whether a step may compute tokens that are rejected."""
     drops_last_block: bool = False
@@ -86,6 +90,10 @@ class EngineRequest(Protocol):
     @property
     def block_hashes(self) -> list[bytes]:
         """Chained hashes, one for every `hash_tokens` final tokens."""
+
+    @property
+    def resumable(self) -> bool:
+        """Whether more may be said after its answer. Then its last hashes may change."""
 
     @property
     def skip_reading_prefix_cache(self) -> bool | None:

@@ -104,6 +104,9 @@ class SchedulerHalf:
         counters = Counters()
         self._settings = settings
         self._facts = facts
+        # A step ahead may leave a state after a token that the session then drops.
+        keeps_states = any(group.state is not None for group in facts.groups)
+        self._shares_sessions = facts.names_sessions_anew and not keeps_states
         self._agreement = agreement
         self._role = role
         self._store = store
@@ -228,6 +231,7 @@ class SchedulerHalf:
             arrival.trace_headers,
             arrival.has_images,
             is_handed_over=is_handed_over(arrival.params),
+            is_private=request.resumable and not self._shares_sessions,
         )
         # What a step computes while weights come in is of no weights that anybody else has.
         state.is_stale = self._weights.is_updating
@@ -339,7 +343,11 @@ class SchedulerHalf:
             orders.step = self._orders.number()
             tokens = sum(end - first for first, end in prompts)
             pairs = sum(starmap(attended, prompts))
-            self._advisor.on_step(time.monotonic(), orders.step, tokens, pairs)
+            # What a prompt waits for its next step is a part of computing it. So that step counts
+            # from the end of the one before.
+            goes_on = self._facts.holds_prompts and len(prompts) > len(done.started)
+            began = 0.0 if goes_on else time.monotonic()
+            self._advisor.on_step(began, orders.step, tokens, pairs)
         if orders.loads or orders.stores or orders.prefetches:
             orders.namespaces = self._agreement.namespaces
             orders.weights = self._weights.count
@@ -391,7 +399,9 @@ class SchedulerHalf:
         self, report: WorkerReport | None, loaded: Iterable[str], freed: Iterable[str]
     ) -> None:
         """Takes in the workers' reports of a step."""
-        self._advisor.on_output(time.monotonic(), report.steps if report else ())
+        steps = report.steps if report else ()
+        if steps or not self._facts.holds_prompts:
+            self._advisor.on_output(time.monotonic(), steps)
         if report is not None:
             self._take_in(report)
         for request_id in loaded:

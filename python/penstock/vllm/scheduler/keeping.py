@@ -14,6 +14,7 @@ from penstock._native import Catalogue, Keeper, Store
 from penstock.vllm.agreement import Agreement
 from penstock.vllm.counters import Counters
 from penstock.vllm.names import PREFIX
+from penstock.vllm.scheduler.hashes import hand_over
 from penstock.vllm.scheduler.refusals import UnusableHintError
 from penstock.vllm.scheduler.requests import NO_HINTS, RequestState
 from penstock.vllm.settings import Settings
@@ -92,7 +93,9 @@ class Keeping:
         if hints is NO_HINTS:
             return
         request, catalogue = state.request, self._catalogue
-        catalogue.extend(state.id, request.block_hashes)
+        hand_over(catalogue, state)
+        if state.is_private:
+            return
         end = request.num_computed_tokens
         if hints.let_go is not None:
             end = min(end, hints.let_go)

@@ -15,6 +15,7 @@ from __future__ import annotations
 from penstock._native import Catalogue
 from penstock.vllm.scheduler.advising import Advising
 from penstock.vllm.scheduler.handover import Handover
+from penstock.vllm.scheduler.hashes import hand_over
 from penstock.vllm.scheduler.lookup_waits import LookupWaits
 from penstock.vllm.scheduler.requests import Offer, RequestState
 from penstock.vllm.scheduler.savings import Savings
@@ -55,6 +56,9 @@ class Offering:
         return tokens
 
     def _match(self, state: RequestState, first: int) -> int | None:
+        if state.request.resumable:
+            # It may go on with another token than its last look-up knew.
+            hand_over(self._catalogue, state)
         last = self._catalogue.last_end(state.request.num_tokens)
         if last <= first or not self._sharing.may_load(state):
             return 0

@@ -146,6 +146,12 @@ class RequestState:
     """Whether less was offered than could have been loaded."""
     is_stale: bool = False
     """Whether it has, or had when it came to it, something of weights that are gone."""
+    hashes: int = 0
+    """How many of its block hashes the catalogue has."""
+    last_hash: bytes = b""
+    """The last of them."""
+    is_private: bool = False
+    """Whether nothing of it is shared, as nobody knows what its blocks hold."""
     is_failed: bool = False
     """Whether a load did not bring everything. Then no other load is tried, as it could fail in the
     same way for ever."""

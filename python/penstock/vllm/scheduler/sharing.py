@@ -32,11 +32,15 @@ class Sharing:
         """Whether the request may load blocks."""
         if state.request.skip_reading_prefix_cache or state.is_failed or not self._role.loads:
             return False
-        return not state.is_stale and self.is_shared(state.request)
+        return self._is_known(state)
 
     def may_store(self, state: RequestState) -> bool:
         """Whether the request's blocks may be stored."""
-        return self._role.stores and self.is_shared(state.request) and not state.is_stale
+        return self._role.stores and self._is_known(state)
+
+    def _is_known(self, state: RequestState) -> bool:
+        """Whether it is known what the request's blocks hold."""
+        return not (state.is_stale or state.is_private) and self.is_shared(state.request)
 
     def note_local_hit(self, state: RequestState, tokens: int) -> None:
         """The request has so many tokens of the engine's own prefix cache. They may be of weights

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 
 from penstock._native import Catalogue
 from penstock.vllm.scheduler.facts import BlockTables, EngineFacts
+from penstock.vllm.scheduler.hashes import hand_over
 from penstock.vllm.scheduler.orders import Orders
 from penstock.vllm.scheduler.requests import RequestState
 from penstock.vllm.scheduler.sharing import Sharing
@@ -43,9 +44,11 @@ class Storing:
         """Orders the store of every new block that is full after `computed` tokens."""
         if not self._sharing.may_store(state):
             return
+        hand_over(self._catalogue, state)
+        if state.is_private:
+            return
         number = self._orders.number()
         own = [tables[group.index] for group in self._facts.groups]
-        self._catalogue.extend(state.id, state.request.block_hashes)
         blocks = self._catalogue.begin_store(
             state.id, number, computed, own, self._facts.null_block
         )

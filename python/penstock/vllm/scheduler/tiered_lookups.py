@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock._native import Catalogue
+from penstock.vllm.scheduler.hashes import hand_over
 from penstock.vllm.scheduler.lookups import Lookups
 from penstock.vllm.scheduler.node_memory import NodeMemory
 from penstock.vllm.scheduler.requests import RequestState
@@ -31,7 +32,7 @@ class TieredLookups:
         """Starts the request's look-up in the pool, unless host memory has all of the request."""
         request, catalogue = state.request, self._catalogue
         state.awaits = state.unawaited_from = state.advice = None
-        catalogue.extend(state.id, request.block_hashes)
+        hand_over(catalogue, state)
         self._node_memory.look_up(state.id)
         last = catalogue.last_end(request.num_tokens)
         in_host = catalogue.reaches(state.id, 0, last)

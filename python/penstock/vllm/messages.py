@@ -203,11 +203,11 @@ class RankWeights:
 
     worker: str
     changes: int
-    """How often it has seen them change."""
+    """The times that the worker has seen them change."""
     rank: tuple[int, int]
-    """Its pipeline rank and tensor-parallel rank."""
+    """The worker's pipeline rank and tensor-parallel rank."""
     models: ModelShares | None
-    """Its models, with these weights; None if it cannot tell."""
+    """The worker's models, with these weights; None if it cannot tell."""
 
 
 @dataclass(frozen=True)

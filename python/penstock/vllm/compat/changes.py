@@ -15,7 +15,14 @@ if TYPE_CHECKING:
     from penstock.vllm.messages import RankWeights
     from penstock.vllm.worker import Weights
 
-_HARMLESS = ("profile", "check_health", "save_sharded_state", "save_tensorized_model")
+_HARMLESS = (
+    "profile",
+    "check_health",
+    "save_sharded_state",
+    "save_tensorized_model",
+    "init_weight_transfer_engine",
+    "shutdown_weight_transfer_engine",
+)
 """Calls of vLLM's own to its workers that change no weights, by the names that clients give."""
 
 _CHANGING = (

@@ -24,7 +24,14 @@ from penstock.vllm.compat.weights import (
     position_settings,
     weight_tensors,
 )
-from penstock.vllm.tensors import by_kind, digest_tensors, one_digest, reduced, sample_tensors
+from penstock.vllm.tensors import (
+    by_kind,
+    digest_on_device,
+    digest_tensors,
+    one_digest,
+    reduced,
+    sample_tensors,
+)
 
 Kind = TypeVar("Kind")
 TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.bool, torch.float8_e4m3fn)
@@ -143,11 +150,37 @@ def test_a_sample_sees_start_middle_and_end(
     assert sampled(tensor) == sampled(changed)
     raw = changed.view(torch.uint8)
     if nbytes := raw.numel():
-        starts = (0, max(0, (nbytes - 4096) // 2), max(0, nbytes - 4096))
+        middle = (nbytes - 4096) // 2 // kind.itemsize * kind.itemsize
+        starts = (0, max(0, middle), max(0, nbytes - 4096))
         place = data.draw(st.sampled_from(starts)) + data.draw(st.integers(0, 4095))
         raw[min(place, nbytes - 1)] ^= 1
         assert sampled(tensor) != sampled(changed)
     assert sampled(tensor) != sampled(torch.cat([tensor, tensor[:1], torch.empty(1, dtype=kind)]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(TYPES),
+    st.lists(st.integers(1, 40), min_size=1, max_size=3),
+    st.integers(0, 99),
+    st.data(),
+)
+def test_neither_a_sample_nor_a_device_asks_how_a_tensor_lies_in_memory(
+    kind: torch.dtype, shape: list[int], seed: int, data: st.DataObject
+) -> None:
+    tensor = random_tensor(kind, shape, seed)
+    order = data.draw(st.permutations(range(len(shape))))
+    back = sorted(range(len(shape)), key=order.__getitem__)
+    turned = tensor.permute(order).contiguous().permute(back)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(tensors, "_CHUNK", data.draw(st.sampled_from([64, 1000, 1 << 20])))
+        for made in (sampled, digest_on_device):
+            assert made(tensor) == made(turned)
+        changed = tensor.clone()
+        raw = changed.reshape(-1).view(torch.uint8)
+        raw[data.draw(st.integers(0, raw.numel() - 1))] ^= 1
+        changed = raw.view(kind).reshape(shape)
+        assert digest_on_device(tensor) != digest_on_device(changed)
 
 
 def sampled(tensor: torch.Tensor) -> dict[str, str]:

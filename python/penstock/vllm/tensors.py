@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from penstock._native import digest
@@ -42,31 +42,65 @@ def digest_tensors(
 
 def sample_tensors(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, str]:
     """Name → digest of the tensor's type, shape, and three samples: of its start, its middle and
-    its end. A tensor in one piece is not copied as a whole."""
+    its end. No tensor is copied as a whole."""
     return {name: _sample(tensor) for name, tensor in tensors}
 
 
 def _digest(tensor: torch.Tensor, threads: int, *, on_device: bool) -> str:
+    if on_device and not tensor.is_cpu:
+        return digest_on_device(tensor)
     whole, data = _head(tensor), _bytes(tensor)
     for start in range(0, data.numel(), _CHUNK):
         chunk = data[start : start + _CHUNK]
-        if on_device and not chunk.is_cpu:
-            whole.update(b"".join(number.to_bytes(8, "little") for number in reduced(chunk)))
-        else:
-            whole.update(digest(chunk if chunk.is_cpu else chunk.cpu(), threads=threads))
+        whole.update(digest(chunk if chunk.is_cpu else chunk.cpu(), threads=threads))
     return whole.hexdigest()
+
+
+def digest_on_device(tensor: torch.Tensor) -> str:
+    """The digest of a tensor whose elements are :func:`reduced` where they are. What is copied of
+    it there is bounded, however it lies in memory."""
+    whole = _head(tensor)
+    for slab in _slabs(tensor):
+        whole.update(b"".join(number.to_bytes(8, "little") for number in reduced(_bytes(slab))))
+    return whole.hexdigest()
+
+
+def _slabs(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensor in pieces of whole rows, each of at most `_CHUNK` bytes, if a row is no larger."""
+    if not tensor.dim() or not tensor.numel():
+        yield tensor
+        return
+    row_bytes = tensor[0].numel() * tensor.element_size()
+    yield from tensor.split(max(1, _CHUNK // row_bytes))
 
 
 def _sample(tensor: torch.Tensor) -> str:
     import torch
 
-    found, data = _head(tensor), _bytes(tensor)
-    nbytes = data.numel()
-    starts = (0, (nbytes - _SAMPLE_BYTES) // 2, nbytes - _SAMPLE_BYTES)
-    parts = [data[max(0, start) : max(0, start) + _SAMPLE_BYTES] for start in starts]
+    found, elements = _head(tensor), tensor.numel()
+    count = min(_SAMPLE_BYTES // tensor.element_size(), elements)
+    starts = (0, (elements - count) // 2, elements - count)
+    parts = [_elements(tensor, start, count) for start in starts]
     # One copy from a device for each tensor.
     found.update(torch.cat(parts).cpu().numpy().tobytes())
     return found.hexdigest()
+
+
+_NUMBERS_OF_BYTES = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
+
+
+def _elements(tensor: torch.Tensor, start: int, count: int) -> torch.Tensor:
+    """So many elements from `start` on, in their order, as bytes."""
+    import torch
+
+    tensor = tensor.detach()
+    kind = _NUMBERS_OF_BYTES.get(tensor.element_size())
+    if tensor.is_contiguous() or kind is None:
+        return _bytes(tensor.reshape(-1)[start : start + count])
+    # Not all types can be indexed.
+    numbers = tensor.view(getattr(torch, kind))
+    places = torch.arange(start, start + count, device=tensor.device)
+    return _bytes(numbers[torch.unravel_index(places, tensor.shape)])
 
 
 def _head(tensor: torch.Tensor) -> hashlib._Hash:

@@ -33,8 +33,8 @@ class Mount:
     """A directory, as one host has mounted it."""
 
     def __init__(self, directory: Path, at: Path, *, believed: float = 1) -> None:
-        """`believed`: for how many seconds the host believes what it has seen. Only then does it
-        see what others do."""
+        """`believed`: for how many seconds the host believes what it has seen. Only afterwards does
+        it see what others do."""
         self.path = at
         at.mkdir()
         ours, theirs = socket.socketpair()

@@ -28,15 +28,18 @@ def push(
     name: str | None = None,
     chunks: int = 3,
     in_place: bool = False,
+    connect: bool = True,
     between: Callable[[], object] = lambda: None,
 ) -> None:
     """Updates an engine to the weights of a folder, in so many calls, and says then what their
     `name` is.
 
     `between` is called after the start and after every chunk. The engine has to be paused, or to
-    be at rest, if the tensors are not changed `in_place`.
+    be at rest, if the tensors are not changed `in_place`. A trainer connects once: without
+    `connect` it has done so, and `in_place` is as it was then.
     """
-    node.call("init_weight_transfer_engine", init_info={"in_place": in_place})
+    if connect:
+        node.call("init_weight_transfer_engine", init_info={"in_place": in_place})
     node.call("start_weight_update")
     between()
     names = tensors(model)

@@ -453,5 +453,4 @@ def test_updates_at_random(
     assert asked(first, prompts.stop) == (0, truth(weights[-1], prompts.stop))
     for node in rest:
         assert asked(node, prompts.stop) == (FOUND, truth(weights[-1], prompts.stop))
-    print(history.compared, history.loaded, history.shared)
     assert history.shared > 0

@@ -173,8 +173,8 @@ def test_a_value_that_another_host_replaces(hosts: list[Mount], tmp_path: Path) 
     for number, (expected, put) in enumerate(itertools.pairwise(values)):
         host = number % 2
         url = f"file://{hosts[host].path}/pool?size=64MiB"
-        # A host believes for a moment what it has seen. Until then it takes what has another
-        # length for damaged: see decision 37.
+        # A host believes for a moment what it has seen. Until then it does not find what has
+        # another length: see decision 37.
         eventually(lambda at=hosts[host].path: values_in(at) == values_in(shared), pause=0.1)
         exchanging = on(f"host-{host}", f"exchange({url!r}, {expected}, {put})")
         exchanging.communicate(timeout=2 * LIMIT)

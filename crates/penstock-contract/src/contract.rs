@@ -126,6 +126,16 @@ pub trait Store: Send + Sync {
     /// Removes the keys that exist; returns how many did.
     fn remove(&self, keys: &[Key], deadline: Instant) -> Result<u64>;
 
+    /// Removes a value that did not verify. It had so many `bytes` when it was got. A store that may
+    /// have shown an old state of the value looks again, and keeps a value of another length: that one
+    /// was put meanwhile.
+    fn remove_damaged(&self, key: &Key, bytes: u64, deadline: Instant) -> Result<()> {
+        match self.inner() {
+            Some(inner) => inner.remove_damaged(key, bytes, deadline),
+            None => self.remove(&[*key], deadline).map(|_| ()),
+        }
+    }
+
     /// Visits every object, of one namespace if one is given, in no particular order. Objects put
     /// or removed meanwhile may or may not be seen.
     fn list(
@@ -201,6 +211,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::Span;
 
     const BEST: BatchBytes = BatchBytes {
         put: 3 << 20,
@@ -256,6 +267,9 @@ mod tests {
         fn retire(&self, _: Namespace, _: Instant) -> Result<()> {
             Err(unanswered())
         }
+        fn remove_damaged(&self, _: &Key, _: u64, _: Instant) -> Result<()> {
+            Err(unanswered())
+        }
         fn used_at(&self, last_use: u64) -> Option<SystemTime> {
             Some(SystemTime::UNIX_EPOCH + Duration::from_secs(last_use))
         }
@@ -289,8 +303,14 @@ mod tests {
         assert_eq!(layer.batch_bytes(), BEST);
         assert_eq!(layer.tiers().len(), 2);
         assert!(layer.memory().is_none());
-        let (namespace, now) = (Namespace([7; 16]), Instant::now());
-        assert!(layer.retire(namespace, now).is_err(), "the store's answer");
+        let key = Key {
+            namespace: Namespace([7; 16]),
+            chunk: [7; 32],
+            span: Span::new(0..1, 0..1).unwrap(),
+        };
+        let deadline = Instant::now();
+        assert!(layer.retire(key.namespace, deadline).is_err());
+        assert!(layer.remove_damaged(&key, 7, deadline).is_err());
         let later = SystemTime::UNIX_EPOCH + Duration::from_secs(9);
         assert_eq!(layer.used_at(9), Some(later));
     }

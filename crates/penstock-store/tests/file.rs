@@ -59,6 +59,21 @@ fn what_is_retired_goes_first() {
     crate::behaviour::retired_goes_first(|| open(root.path(), 4 << 20), 4 << 20);
 }
 
+#[test]
+fn a_value_that_another_has_replaced_is_not_removed_as_damaged() {
+    let root = tempfile::tempdir().unwrap();
+    let store = open(root.path(), 4 << 20);
+    let key = key(crate::behaviour::fresh_namespace(), 0);
+    crate::behaviour::put(&*store, &key, &[1; 1000]).unwrap();
+    store.remove_damaged(&key, 1001, soon()).unwrap();
+    assert_eq!(crate::behaviour::get(&*store, &key).unwrap(), [1; 1000]);
+    store.remove_damaged(&key, 1000, soon()).unwrap();
+    assert_eq!(crate::behaviour::get(&*store, &key), None);
+    store.remove_damaged(&key, 1000, soon()).unwrap();
+    let late = store.remove_damaged(&key, 1000, crate::behaviour::past());
+    assert_eq!(late.unwrap_err().kind(), ErrorKind::TimedOut);
+}
+
 /// The processes that the tests start; does nothing in a run of the tests themselves.
 #[test]
 #[ignore = "a role of other tests' processes"]

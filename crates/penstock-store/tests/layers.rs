@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use penstock_contract::testing::{Faults, Faulty};
 use penstock_contract::{ErrorKind, GetOutcome, Key, PutRequest, Store};
-use penstock_store::layers::{Breaker, BreakerCounters, BreakerSettings};
+use penstock_store::layers::{Breaker, BreakerCounters, BreakerSettings, Quota, Quotas};
 use penstock_value::MemoryStore;
 
 use crate::behaviour::{bytes, eventually, fresh_namespace, key, past, soon, within};
@@ -52,6 +52,24 @@ fn layers_without_faults_behave() {
         let faulty: Arc<dyn Store> = faulty(Faults::default());
         Arc::new(Breaker::new(faulty, BreakerSettings::default()))
     });
+}
+
+#[test]
+fn what_is_retired_through_layers_goes_first() {
+    type Layer = fn(Arc<dyn Store>) -> Arc<dyn Store>;
+    let layers: [Layer; 3] = [
+        |inner| Arc::new(Faulty::new(inner, Faults::default())),
+        |inner| Arc::new(Breaker::new(inner, BreakerSettings::default())),
+        |inner| {
+            let mut quotas = Quotas::default();
+            quotas.add("tenant/other:1MiB").unwrap();
+            Arc::new(Quota::new(inner, quotas).unwrap())
+        },
+    ];
+    for layer in layers {
+        let open = || layer(Arc::new(MemoryStore::new(1 << 20)));
+        crate::behaviour::retired_goes_first(open, 1 << 20);
+    }
 }
 
 #[test]

@@ -79,6 +79,34 @@ fn puts_go_to_all_and_gets_come_from_the_nearest() {
 }
 
 #[test]
+fn what_is_retired_goes_first_in_each_tier() {
+    let pair = || {
+        let [near, far] = [(); 2].map(|()| Arc::new(MemoryStore::new(1 << 20)) as Arc<dyn Store>);
+        (
+            Tiered::new(vec![Arc::clone(&near), Arc::clone(&far)]),
+            near,
+            far,
+        )
+    };
+    crate::behaviour::retired_goes_first(|| Arc::new(pair().0), 1 << 20);
+    let (tiers, near, far) = pair();
+    let (old, other) = (fresh_namespace(), fresh_namespace());
+    for namespace in [other, old] {
+        put(&tiers, &key(namespace, 0), &bytes(0, 1000)).unwrap();
+    }
+    tiers.retire(old, soon()).unwrap();
+    for n in 1..1000 {
+        put(&tiers, &key(other, n), &bytes(n, 100_000)).unwrap();
+        if !has(&*near, &key(old, 0)) {
+            break;
+        }
+    }
+    for tier in [&near, &far] {
+        assert!(!has(&**tier, &key(old, 0)) && has(&**tier, &key(other, 0)));
+    }
+}
+
+#[test]
 fn what_a_far_tier_had_is_near_the_next_time() {
     let (tiers, near, far) = pair();
     let namespace = fresh_namespace();

@@ -109,8 +109,8 @@ class Published(NamedTuple):
     """When the namespace was described first, in seconds since 1970; None if nobody knows. Older
     versions of Penstock do not say it."""
     last: int | None = None
-    """When it was described last: up to :data:`RENEWED_SECONDS` before whoever stores in it last
-    described it."""
+    """When the namespace was described last. Whoever describes it again within
+    :data:`RENEWED_SECONDS` leaves this time as it is."""
 
 
 def publish_namespace(

@@ -91,7 +91,7 @@ class NamespaceUsage(NamedTuple):
     """When its users described it first, in seconds since 1970. They do so with their first
     store. None if nobody knows."""
     last_described: float | None = None
-    """When they described it last. vLLM's engines do so every five to ten minutes while they
+    """When its users described it last. vLLM's engines do so every five to ten minutes while they
     store."""
     last_use: float | None = None
     """When one of its values was used last. None if the store does not know, as servers and object

@@ -245,6 +245,10 @@ impl Store for Faulty {
         self.call(deadline, || self.inner.remove(keys, deadline))
     }
 
+    fn remove_damaged(&self, key: &Key, bytes: u64, deadline: Instant) -> Result<()> {
+        self.call(deadline, || self.inner.remove_damaged(key, bytes, deadline))
+    }
+
     fn list(
         &self,
         namespace: Option<Namespace>,

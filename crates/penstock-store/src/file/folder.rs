@@ -15,6 +15,8 @@ use std::time::SystemTime;
 
 use penstock_contract::{Error, ErrorKind, Result};
 use penstock_value::header::{self, HEADER_BYTES};
+#[cfg(target_os = "linux")]
+use rustix::fs::StatxFlags;
 use rustix::fs::{
     AtFlags, CWD, Dir, Mode, OFlags, RenameFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT,
 };
@@ -390,6 +392,20 @@ fn as_of(used_at: SystemTime) -> Timestamps {
     }
 }
 
+/// How long an open file is. Another host's change counts, too, though this one still believes what it
+/// saw before, as far as its file system can be made to ask.
+pub(super) fn fresh_len(file: &File) -> io::Result<u64> {
+    #[cfg(target_os = "linux")]
+    {
+        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
+        let fresh = rustix::fs::statx(file, c"", flags, StatxFlags::SIZE);
+        if let Ok(fresh) = fresh {
+            return Ok(fresh.stx_size);
+        }
+    }
+    look_at(file).map(|seen| seen.bytes)
+}
+
 /// Whether a file is longer than the value can be that its header tells of. If it has no header, it
 /// is if it is mostly a hole.
 ///
@@ -402,7 +418,7 @@ pub(super) fn is_too_long(file: &File, seen: &Seen) -> io::Result<bool> {
         Err(error) => return Err(error),
     };
     Ok(match longest {
-        Some(longest) => seen.bytes > longest,
+        Some(longest) => seen.bytes > longest && fresh_len(file)? > longest,
         None => seen.is_hollow(),
     })
 }

@@ -42,7 +42,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use directory::{Directory, free_bytes};
 use failure::if_there;
-use folder::{Folder, Judged, is_too_long, note_use};
+use folder::{Folder, Judged, fresh_len, is_too_long, note_use};
 use names::ValuePath;
 use penstock_contract::{
     Capabilities, Error, ErrorKind, GetOutcome, GetRequest, Key, Listed, Namespace, PutOutcome,
@@ -392,6 +392,25 @@ impl FileStore {
         place.root.note(path.as_str(), used_at).map_err(failed)
     }
 
+    /// Removes a value of so many bytes. One that has another length by now stays.
+    fn remove_if_still(&self, key: &Key, bytes: u64, deadline: Instant) -> Result<()> {
+        deadline::check(deadline)?;
+        let place = self.directory.place();
+        let path = ValuePath::of(key);
+        // Opened anew, which makes some network file systems ask their server.
+        let still = place.root.value(path.as_str()).and_then(|opened| {
+            opened.map_or(Ok(false), |(file, _)| Ok(fresh_len(&file)? == bytes))
+        });
+        let still = still.map_err(|error| {
+            let path = place.root.path().join(path.as_str());
+            failure::of(error, "look at a damaged value", &path)
+        })?;
+        if still {
+            place.remove(std::slice::from_ref(&path), deadline, &|| true)?;
+        }
+        Ok(())
+    }
+
     /// Which of the keys have values in this place.
     fn look_for(&self, place: &Place, keys: &[Key], deadline: Instant) -> Result<Vec<bool>> {
         let look = |key: &Key| {
@@ -510,6 +529,12 @@ impl Store for FileStore {
                 .0;
         }
         Ok(removed)
+    }
+
+    fn remove_damaged(&self, key: &Key, bytes: u64, deadline: Instant) -> Result<()> {
+        self.remove_if_still(key, bytes, deadline)
+            .map_err(|error| self.named(error, key))
+            .inspect_err(|_| self.directory.counters.failed())
     }
 
     fn list(

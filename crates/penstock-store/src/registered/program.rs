@@ -1,5 +1,5 @@
 //! A store in a program beside this process. It may be slow, fail, hang, leak or die: here, that is
-//! a failed operation.
+//! a failed operation. It is not told of namespaces that are retired, as it evicts by rules of its own.
 
 use std::ffi::OsString;
 use std::io::IoSlice;

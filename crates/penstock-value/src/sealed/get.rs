@@ -52,6 +52,8 @@ impl<D> Arrival<D> {
 pub struct Rejected<D> {
     destination: D,
     rejection: Rejection,
+    /// The length that the store said.
+    bytes: u64,
 }
 
 impl<D> Rejected<D> {
@@ -111,6 +113,14 @@ pub enum Got {
     Failed(Error),
 }
 
+/// The length that a store said of a value.
+fn bytes_of(outcome: &Result<GetOutcome>) -> u64 {
+    match outcome {
+        Ok(GetOutcome::Hit(bytes) | GetOutcome::TooLarge(bytes)) => *bytes,
+        Ok(GetOutcome::Miss) | Err(_) => 0,
+    }
+}
+
 impl SealedStore {
     /// Gets a batch from the store, as it lies there, not verified. The answers are in the batch's
     /// order.
@@ -158,12 +168,14 @@ impl SealedStore {
             outcome,
             checksum,
         } = arrival;
+        let bytes = bytes_of(&outcome);
         match self.judge(&mut destination, outcome, checksum) {
             Got::Rejected(rejection) => {
                 self.rejected.fetch_add(1, Ordering::Relaxed);
                 Err(Rejected {
                     destination,
                     rejection,
+                    bytes,
                 })
             }
             got => Ok((destination, got)),
@@ -174,8 +186,9 @@ impl SealedStore {
     /// anew, and gets a whole copy if another tier has one. Copies that may be good for readers
     /// with other keys stay.
     ///
-    /// A store without tiers has only the one copy, which is removed without another look. A copy
-    /// that cannot be removed by `remove_by` stays, and will be found damaged again.
+    /// A store without tiers has only the one copy, which is removed without getting it again. A copy
+    /// that cannot be removed by `remove_by` stays, and will be found damaged again. So does one that
+    /// the store doubts, see [`Store::remove_damaged`].
     pub fn mend<D: Destination>(
         &self,
         rejected: Rejected<D>,
@@ -185,21 +198,23 @@ impl SealedStore {
         let Rejected {
             mut destination,
             rejection,
+            bytes,
         } = rejected;
         let key = *destination.wanted(self.header_bytes()).key;
-        let remove = |store: &dyn Store| {
+        let remove = |store: &dyn Store, bytes| {
             // Best effort, as the documentation says.
-            let _ = store.remove(&[key], remove_by);
+            let _ = store.remove_damaged(&key, bytes, remove_by);
         };
         let tiers = self.store.tiers();
         if tiers.is_empty() && !rejection.is_foreign() {
-            remove(&*self.store);
+            remove(&*self.store, bytes);
         }
         for tier in tiers {
             let outcome = {
                 let mut wanted = destination.wanted(self.header_bytes());
                 tier.get(&key, &mut wanted.memory, get_by)
             };
+            let bytes = bytes_of(&outcome);
             match self.judge(&mut destination, outcome, None) {
                 Got::Payload(Verified { bytes, .. }) => {
                     self.mended.fetch_add(1, Ordering::Relaxed);
@@ -207,7 +222,7 @@ impl SealedStore {
                     return (destination, Got::Payload(Verified { bytes, mended }));
                 }
                 too_large @ Got::TooLarge(_) => return (destination, too_large),
-                Got::Rejected(why) if !why.is_foreign() => remove(&**tier),
+                Got::Rejected(why) if !why.is_foreign() => remove(&**tier, bytes),
                 Got::Rejected(_) | Got::Miss | Got::Failed(_) => {}
             }
         }

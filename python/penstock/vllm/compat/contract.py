@@ -256,6 +256,7 @@ USES = (
     ),
     Use("vllm.model_executor.layers.mamba.mamba_utils", "get_conv_state_layout", ()),
     Use("vllm.config.speculative", "SpeculativeConfig.method"),
+    Use("vllm.config.speculative", "SpeculativeConfig.kv_cache_dtype"),
     *(
         Use("vllm.model_executor.layers.mamba.mamba_utils", f"MambaStateShapeCalculator.{name}")
         for name in (

@@ -51,7 +51,7 @@ def speculation_problems(vllm_config: Any) -> dict[str, bool]:
         # Model runner V1 does not tell connectors when a step of the first stages has ended.
         "speculative decoding over several pipeline stages": parallel.pipeline_parallel_size > 1,
         f"speculative decoding by {method}, which has layers of its own; n-grams are supported, "
-        "and EAGLE, MTP and draft models with vLLM 0.32": drafts and not carries,
+        "and EAGLE, MTP and draft models from vLLM 0.32 on": drafts and not carries,
         f"speculative decoding by {method}, which keeps other states than KV; n-grams, EAGLE, MTP "
         "and draft models are supported": drafts and carries and method not in _CARRIED,
         # Its modules read several tokens after the one whose KV they keep.

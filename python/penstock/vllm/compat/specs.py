@@ -30,7 +30,6 @@ def transfer_groups(vllm_config: Any, kv_cache_config: KVCacheConfig) -> Groups:
     if not kv_cache_config.kv_cache_groups:
         raise ConfigError("the model keeps no KV cache, so there is nothing to pool")
     _refuse(name for name, present in speculation_problems(vllm_config).items() if present)
-    _refuse(_brought_types(vllm_config))
     groups = []
     found = (
         (index, *part)
@@ -87,6 +86,7 @@ def transfer_groups(vllm_config: Any, kv_cache_config: KVCacheConfig) -> Groups:
         ),
     }
     _refuse(name for name, present in problems.items() if present)
+    _refuse(_brought_types(vllm_config))
     check_block_hashing(vllm_config.cache_config.prefix_caching_hash_algo)
     return Groups(groups)
 
@@ -95,14 +95,8 @@ def _brought_types(vllm_config: Any) -> Iterator[str]:
     """Types of KV that a plug-in has brought, in words. vLLM's specs have one name for the packing
     of all of them."""
     drafter = vllm_config.speculative_config
-    types = [
-        getattr(part, name, None)
-        for part, name in (
-            (vllm_config.cache_config, "cache_dtype"),
-            (drafter, "kv_cache_dtype"),
-        )
-    ]
-    for kv_type in types:
+    of_drafter = None if drafter is None else drafter.kv_cache_dtype
+    for kv_type in (vllm_config.cache_config.cache_dtype, of_drafter):
         if kv_type is not None and installed().is_brought_type(kv_type):
             yield f"KV of the type {kv_type}, which a plug-in has brought"
 

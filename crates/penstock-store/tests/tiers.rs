@@ -92,7 +92,7 @@ fn what_is_retired_goes_first_in_each_tier() {
     let (tiers, near, far) = pair();
     let (old, other) = (fresh_namespace(), fresh_namespace());
     for namespace in [other, old] {
-        put(&tiers, &key(namespace, 0), &bytes(0, 1000)).unwrap();
+        put(&tiers, &key(namespace, 0), &bytes(0, 100_000)).unwrap();
     }
     tiers.retire(old, soon()).unwrap();
     for n in 1..1000 {

@@ -8,11 +8,13 @@
 //! # }
 //! ```
 
+mod bounded;
 mod changes;
 mod faulty;
 mod suite;
 mod values;
 
+pub use bounded::*;
 pub use changes::{Change, changed};
 pub use faulty::{FaultCounters, Faults, Faulty};
 pub use suite::*;

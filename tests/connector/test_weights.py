@@ -51,6 +51,10 @@ def blocks(engine: PlainEngine) -> Blocks:
 
 def change(engine: PlainEngine, count: int = 1, worker: str = "one") -> None:
     engine._tell(WorkerReport(changes={worker: count}))
+    versions = engine.half.versions
+    if versions.asks:
+        # As before the next request. No worker can tell what they are.
+        versions.on_told([None])
 
 
 def computed(engine: PlainEngine, request: Asked) -> None:
@@ -164,7 +168,7 @@ def test_host_memory_of_other_weights_does_not_count(engine: PlainEngine, blocks
     assert engine.match(engine.ask("b", TOKENS)) == 0
     engine._tell(held(0))
     assert engine.match(engine.ask("c", TOKENS)) == 0
-    engine._tell(held(1))
+    engine._tell(held(engine.half._weights.count))
     assert engine.match(engine.ask("d", TOKENS)) == WHOLE
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from penstock._native import PoolGroup, tenant_namespace
@@ -34,6 +34,25 @@ _SHARE_OF_PREFETCHES = 4
 """One part in so many of node memory may be for waiting requests of one engine."""
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Computed:
+    """What the ranks told of the models that they compute with, as facts."""
+
+    model: Mapping[str, Any]
+    draft: Mapping[str, Any]
+    changed: str = ""
+    """What stands for weights that changed, and that nobody can tell; else empty."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Named:
+    """The namespaces that follow from what the ranks told."""
+
+    computed: _Computed
+    pool_groups: tuple[PoolGroup, ...]
+    namespaces: tuple[bytes, ...]
+
+
 class Agreement:
     """The ranks' shares, checked against each other, and the namespaces of their objects."""
 
@@ -50,12 +69,8 @@ class Agreement:
         self._groups = groups
         self._hash_seed = hash_seed
         self._shares: dict[tuple[int, int], RankShare] = {}
-        self._computed: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
-        """What the ranks told of the model, and of the drafter."""
-        self._changed = ""
-        """What stands for weights that changed since the start; empty if none did."""
-        self._pool_groups: tuple[PoolGroup, ...] = ()
-        self._namespaces: tuple[bytes, ...] = ()
+        self._computed = _Computed({}, {})
+        self._last_named: _Named | None = None
         self.spans: list[list[Span]] = []
         """By group: the distinct spans that together hold a block. A hit needs all of them."""
         self.ranks_of_group: list[int] = []
@@ -124,7 +139,6 @@ class Agreement:
             self.prefetch_blocks = next(iter(holding.values())).host_blocks // 2
         self._computed = _computed({rank: share.models for rank, share in shares.items()})
         self._shares = dict(shares)
-        self._pool_groups = self._namespaces = ()
 
     def _possible_spans(
         self, group: Group, holding: Mapping[tuple[int, int], RankShare]
@@ -164,9 +178,7 @@ class Agreement:
     def namespaces(self) -> tuple[bytes, ...]:
         """By group: the digest of everything that must agree before two engines share the group's
         objects."""
-        if not self._namespaces:
-            self._namespaces = tuple(group.namespace for group in self.pool_groups)
-        return self._namespaces
+        return self._named().namespaces
 
     @property
     def pool_groups(self) -> tuple[PoolGroup, ...]:
@@ -174,17 +186,26 @@ class Agreement:
 
         Computed on first use, because the engine's block-hash seed is known by then.
         """
-        if not self._pool_groups:
-            found = []
-            for position in range(len(self._groups)):
-                facts = self._facts(position)
-                digest = namespace_digest(facts)
-                if not self._changed:
-                    logger.info("Penstock: namespace %s: %s", digest.hex(), facts)
-                spans, block_bytes = self.spans[position], self.block_bytes[position]
-                found.append(PoolGroup(digest, spans, block_bytes=block_bytes))
-            self._pool_groups = tuple(found)
-        return self._pool_groups
+        return self._named().pool_groups
+
+    def _named(self) -> _Named:
+        """The namespaces of the weights of now. Any thread may ask."""
+        computed, last = self._computed, self._last_named
+        # What another thread has named meanwhile may be of weights before.
+        if last is not None and last.computed is computed:
+            return last
+        found = []
+        for position in range(len(self._groups)):
+            facts = self._facts(position, computed)
+            digest = namespace_digest(facts)
+            if not computed.changed:
+                logger.info("Penstock: namespace %s: %s", digest.hex(), facts)
+            spans, block_bytes = self.spans[position], self.block_bytes[position]
+            found.append(PoolGroup(digest, spans, block_bytes=block_bytes))
+        self._last_named = named = _Named(
+            computed, tuple(found), tuple(group.namespace for group in found)
+        )
+        return named
 
     def renew(self, models: Mapping[Rank, ModelShares | None] | None) -> None:
         """The weights have changed: the namespaces from now on are those of the `models` that the
@@ -192,53 +213,53 @@ class Agreement:
         and of these weights.
 
         Raises:
-            ConfigError: the ranks have different code of the model's own.
+            ConfigError: the ranks have read different files. The namespaces are as before.
         """
         known = {rank: told for rank, told in (models or {}).items() if told is not None}
         if known.keys() == self._shares.keys():
-            self._changed, self._computed = "", _computed(known)
+            self._computed = _computed(known)
         else:
-            self._changed = f"changed:{uuid.uuid4().hex}"
-        self._pool_groups = self._namespaces = ()
+            self._computed = dataclasses.replace(
+                self._computed, changed=f"changed:{uuid.uuid4().hex}"
+            )
 
     def namespaces_of(self, tenant: str = "") -> list[bytes]:
         """The groups' namespaces; those of a tenant, if `tenant` names one."""
-        if not tenant:
-            return list(self.namespaces)
-        return [tenant_namespace(shared, tenant) for shared in self.namespaces]
+        return _of_tenant(self.namespaces, tenant)
 
     def describe(self, tenant: str = "") -> list[tuple[bytes, dict[str, Any]]]:
         """The groups' namespaces, each with its description for people; those of a tenant, if
-        `tenant` names one."""
+        `tenant` names one. Any thread may ask."""
+        named = self._named()
         # Not part of the digest: how to find blocks, which does not change what is in them.
         lookup = {
             **self._model.lookup(),
-            "namespaces": [namespace.hex() for namespace in self.namespaces],
+            "namespaces": [namespace.hex() for namespace in named.namespaces],
         }
         described = []
-        for position, namespace in enumerate(self.namespaces_of(tenant)):
+        for position, namespace in enumerate(_of_tenant(named.namespaces, tenant)):
             facts = {
                 "model": self._model.name,
                 "lookup": lookup | {"position": position},
-                **self._facts(position),
+                **self._facts(position, named.computed),
                 **({"tenant": tenant} if tenant else {}),
             }
             described.append((namespace, facts))
         return described
 
-    def _facts(self, position: int) -> dict[str, Any]:
+    def _facts(self, position: int, computed: _Computed) -> dict[str, Any]:
         if not self._shares:
             raise ConfigError("the workers did not tell what they hold; cannot name any object")
         group = self._groups[position]
         parts = [s.groups[position] for s in self._shares.values() if s.span is not None]
         share = next(part for part in parts if part is not None)
         compression = self._settings.compression
-        model, draft = self._computed
+        model, draft = computed.model, computed.draft
         return {
             "format": _FORMAT,
             **self._model.identity,
             **model,
-            **({"weights": self._changed} if self._changed else {}),
+            **({"weights": computed.changed} if computed.changed else {}),
             "kv_dtype": group.dtype,
             "group": {"index": group.index, "kind": group.kind, "window": group.window},
             **({} if group.state is None else {"state": dataclasses.asdict(group.state)}),
@@ -263,10 +284,14 @@ class Agreement:
         }
 
 
-def _computed(models: Mapping[Rank, ModelShares | None]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the ranks tell of the model, and of the drafter."""
+def _computed(models: Mapping[Rank, ModelShares | None]) -> _Computed:
     told = {rank: each for rank, each in models.items() if each is not None}
-    return (
+    return _Computed(
         shared_facts({rank: each.model for rank, each in told.items()}),
         shared_facts({rank: each.draft for rank, each in told.items()}),
     )
+
+
+def _of_tenant(namespaces: Iterable[bytes], tenant: str) -> list[bytes]:
+    """Everybody's namespaces; those of a tenant in their place, if `tenant` names one."""
+    return [tenant_namespace(shared, tenant) if tenant else shared for shared in namespaces]

@@ -33,6 +33,7 @@ class Descriptions:
         self._describe = describe
         self._next: dict[str, float] = {}
         """Tenant → when its namespaces are described again."""
+        self._tenants: dict[str, None] = {}
         self._errands = Errands(
             "penstock-publish",
             self._describe_for,
@@ -54,12 +55,14 @@ class Descriptions:
         if when is not None and now < when:
             return
         self._next[tenant] = now + _AGAIN_SECONDS
+        if tenant and len(self._tenants) < MOST_TENANTS:
+            self._tenants.setdefault(tenant)
         self._errands.add([tenant])
 
     @property
     def tenants(self) -> list[str]:
-        """The tenants whose namespaces were described since the namespaces are what they are."""
-        return [tenant for tenant in self._next if tenant]
+        """The tenants whose namespaces were described, also before the namespaces were others."""
+        return list(self._tenants)
 
     def forget(self) -> None:
         """The namespaces are others now: they are described with their first stores."""

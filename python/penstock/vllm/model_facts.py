@@ -25,7 +25,7 @@ from penstock.vllm.tensors import by_kind, one_digest
 Rank = tuple[int, int]
 """Pipeline rank and tensor-parallel rank."""
 
-_IN_MEMORY = ("tensors:", "version:")
+_IN_MEMORY = ("tensors:", "version:", "alone:")
 """How what stands for weights begins, if each rank tells of its own part."""
 
 
@@ -155,7 +155,9 @@ def _kind(weights: Iterable[str]) -> str:
     """How what stands for the weights of all ranks begins."""
     kinds = {each.rpartition(":")[0] for each in weights}
     named = [kind for kind in kinds if kind.startswith("version:")]
-    return named[0].removesuffix(":sample") if len(kinds) == len(named) == 1 else "tensors"
+    if len(kinds) == len(named) == 1:
+        return named[0].removesuffix(":sample")
+    return "alone" if "alone" in kinds else "tensors"
 
 
 def _check(what: str, values: Mapping[Rank, str], rank: Rank) -> None:

@@ -11,15 +11,15 @@ import json
 import logging
 import time
 import uuid
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import PenstockError
 from penstock.identity import WeightFiles, digest_threads
 from penstock.vllm import compat
 from penstock.vllm.messages import ModelShare, ModelShares
-from penstock.vllm.settings import Settings
+from penstock.vllm.settings import KEEP, Settings
 from penstock.vllm.tensors import digest_tensors, one_digest, sample_tensors
 from penstock.vllm.worker import PARTIAL, Reading
 
@@ -28,15 +28,23 @@ logger = logging.getLogger("vllm.penstock")
 _under_way: dict[tuple[str, ...], WeightFiles] = {}
 """Files → their digests. A start reads the same files once for each model that they hold."""
 
+_code: weakref.WeakKeyDictionary[Any, Mapping[str, str]] = weakref.WeakKeyDictionary()
+"""Model → digests of its own code, as it was when the model was asked for first."""
+
 
 def install() -> None:
     """Follows in this process how models get their weights; does nothing the second time."""
-    compat.wrap_loading(_begin)
+    compat.wrap_loading(_begin, _under_way.clear)
 
 
 def _begin(vllm_config: Any, files: list[str]) -> None:
     if not _settings(vllm_config).model_id:
         _digests_of(files)
+
+
+def _needs_files(vllm_config: Any) -> bool:
+    """Whether it matters which files a reload has read."""
+    return _settings(vllm_config).weight_updates != KEEP
 
 
 def _digests_of(files: list[str]) -> WeightFiles:
@@ -78,8 +86,8 @@ def live_models(vllm_config: Any, reading: Reading) -> ModelShares | None:
     def weights(model: Any, is_draft: bool) -> str:
         if reading is Reading.FILES:
             files = None if is_draft else compat.weight_files(model)
-            if files is None:
-                raise FileNotFoundError
+            if files is None or not _needs_files(vllm_config):
+                raise _NoFiles
             return f"files:{_digests_of(files).digest()}"
         whole = PARTIAL if compat.hides_weights(model) else ""
         if reading is Reading.SAMPLE:
@@ -89,16 +97,22 @@ def live_models(vllm_config: Any, reading: Reading) -> ModelShares | None:
     began = time.monotonic()
     try:
         shares = _shares(vllm_config, weights)
-    except FileNotFoundError:
+    except _NoFiles:
         return None
-    except (RuntimeError, TypeError, ValueError, PenstockError) as error:
-        logger.warning("Penstock: cannot read the weights as they are now: %s", error)
+    # Whatever it is, the engine goes on, and shares its KV with nobody.
+    except Exception as error:
+        logger.warning("Penstock: cannot read the weights as they are now: %r", error)
         return None
     finally:
-        _under_way.clear()
+        if reading is Reading.FILES:
+            _under_way.clear()
     if reading is Reading.WHOLE:
         logger.info("Penstock: read all weights in memory, in %.3f s", time.monotonic() - began)
     return shares
+
+
+class _NoFiles(Exception):
+    """The weights did not come from files."""
 
 
 def _shares(vllm_config: Any, weights: Callable[[Any, bool], str]) -> ModelShares:
@@ -114,16 +128,17 @@ def _shares(vllm_config: Any, weights: Callable[[Any, bool], str]) -> ModelShare
 
 
 def _share(model: Any, dtype: Any, weights: str) -> ModelShare:
-    code: Mapping[str, str] = {
-        name: hashlib.sha256(Path(file).read_bytes()).hexdigest()
-        for name, file in compat.own_code(model).items()
-    }
+    if model not in _code:
+        _code[model] = {
+            name: hashlib.sha256(Path(file).read_bytes()).hexdigest()
+            for name, file in compat.own_code(model).items()
+        }
     settings = {
         f"{name} (settings)": hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
         for name, told in (*compat.position_settings(model), *compat.attention_settings(model))
     }
     buffers = digest_tensors(compat.buffers(model, dtype), digest_threads())
-    return ModelShare(weights=weights, buffers={**buffers, **settings}, code=code)
+    return ModelShare(weights=weights, buffers={**buffers, **settings}, code=_code[model])
 
 
 def _starting_weights(model: Any, *, is_random: bool) -> str:

@@ -90,7 +90,7 @@ _NUMBERS_OF_BYTES = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 
 
 def _elements(tensor: torch.Tensor, start: int, count: int) -> torch.Tensor:
-    """So many elements from `start` on, in their order, as bytes."""
+    """The `count` elements from `start` on, in their order, as bytes."""
     import torch
 
     tensor = tensor.detach()
@@ -114,6 +114,9 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     elements = tensor.detach().contiguous().reshape(-1)
     if not elements.numel():
         return torch.empty(0, dtype=torch.uint8)
+    if elements.numel() == 1:
+        # It may have any stride.
+        elements = elements.as_strided((1,), (1,))
     # A tensor of one type can be seen as bytes, of whatever type it is.
     return elements.view(torch.uint8)
 

@@ -62,10 +62,12 @@ def _watch_loads(model: Any, worker: Any) -> None:
     @functools.wraps(load)
     def watched(*arguments: Any, **options: Any) -> Any:
         worker._penstock.note_change()
+        worker._penstock_loaded = None
         try:
-            return load(*arguments, **options)
+            loaded = worker._penstock_loaded = load(*arguments, **options)
         finally:
             worker._penstock.note_change()
+        return loaded
 
     model.load_weights = watched
 
@@ -82,12 +84,16 @@ def _watch_reloads(worker: Any) -> None:
     ) -> None:
         weights: Weights = worker._penstock
         weights.note_change()
+        model = runner.get_model()
+        # Files may hold some of them only: then vLLM keeps the others as they were.
+        wanted = {name.replace(".base_layer.", ".") for name, _ in model.named_parameters()}
+        worker._penstock_loaded = None
         try:
-            with reloading(runner.get_model(), worker.vllm_config):
+            with reloading(model, worker.vllm_config):
                 reload(weights_iterator, weights_path, is_checkpoint_format)
         finally:
             weights.note_change()
-        if weights_iterator is None:
+        if weights_iterator is None and wanted <= set(worker._penstock_loaded or ()):
             weights.note_reload()
 
     runner.reload_weights = watched
@@ -129,8 +135,11 @@ def wrap_calls() -> None:
     def wrapped_name(self: Any, weight_version: str) -> None:
         name(self, weight_version)
         if has_penstock(self.vllm_config):
+            # A name may be all that somebody says of a change.
+            look_at_weights(self)
             for half in _scheduler_halves(self):
                 half.versions.on_named(weight_version)
+            name_weights(self)
 
     @functools.wraps(add)
     def wrapped_add(self: Any, *arguments: Any, **options: Any) -> None:
@@ -143,6 +152,7 @@ def wrap_calls() -> None:
         is_awake: bool = wake(self, tags)
         if has_penstock(self.vllm_config):
             _take_changes(self, self.model_executor.collective_rpc(_changes))
+            name_weights(self)
         return is_awake
 
     EngineCore.collective_rpc, EngineCore.set_weight_version = wrapped_call, wrapped_name
@@ -195,6 +205,9 @@ def wrap_encoder_resets() -> None:
 
 
 def _scheduler_halves(core: Any) -> Iterator[Any]:
+    if not hasattr(core, "scheduler"):
+        # vLLM calls workers before it has one.
+        return
     connector = core.scheduler.connector
     for part in [connector] if is_penstock(core.vllm_config) else connector._connectors:
         if type(part).__name__ == CONNECTOR:
@@ -204,7 +217,7 @@ def _scheduler_halves(core: Any) -> Iterator[Any]:
 # --- in the worker ----------------------------------------------------------------------------
 
 
-def _watched(method: Any, is_awake: bool, worker: Any, *args: Any, **kwargs: Any) -> Any:
+def _watched(method: Any, is_awake: bool, worker: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Calls a method in a worker, and tells Penstock there if it changed weights."""
     inner = getattr(worker, "worker", worker)
     call = getattr(worker, method) if isinstance(method, str) else functools.partial(method, worker)

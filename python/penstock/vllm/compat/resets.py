@@ -32,6 +32,8 @@ def wrap_resets() -> None:
             look_at_weights(self)
         if not (reset_running_requests and is_penstock(self.vllm_config)):
             done: bool = reset(self, reset_running_requests, reset_connector)
+            if has_penstock(self.vllm_config):
+                name_weights(self)
             return done
         scheduler = self.scheduler
         # Raises if any rank cannot. Then vLLM hears of all loads that were given up, and no block
@@ -46,7 +48,7 @@ def wrap_resets() -> None:
             done = reset(self, reset_running_requests, reset_connector)
         finally:
             scheduler.defer_block_free = deferred
-        # Requests that ran begin anew, and look for blocks of the weights of now.
+        # Requests begin anew, and look for blocks of the weights of now.
         name_weights(self)
         return done
 

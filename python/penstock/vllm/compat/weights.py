@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import gc
 import weakref
@@ -28,14 +29,17 @@ class Loading:
 
 _loadings: weakref.WeakKeyDictionary[Any, Loading] = weakref.WeakKeyDictionary()
 _workers: weakref.WeakSet[Any] = weakref.WeakSet()
+_reload_begun: list[Callable[[], None]] = []
 _current: list[Loading] = []
 """The model that is being loaded, if any. vLLM loads one after the other, on one thread."""
 
 
-def wrap_loading(begun: Callable[[Any, list[str]], None]) -> None:
+def wrap_loading(begun: Callable[[Any, list[str]], None], reload_begun: Callable[[], None]) -> None:
     """Follows how models get their weights, once in a process, in engines with Penstock.
 
-    `begun` is told of the files that an engine is about to read weights from."""
+    `begun` is told of the files that an engine is about to read weights from. `reload_begun` is
+    called before a running engine reads any: the same files may hold something else."""
+    _reload_begun.append(reload_begun)
     from vllm.config import get_current_vllm_config_or_none
     from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
     from vllm.v1.worker.gpu_worker import Worker
@@ -93,6 +97,8 @@ def reloading(model: Any, vllm_config: Any) -> Iterator[None]:
 
     load_config = vllm_config.load_config
     _loadings.pop(model, None)
+    for begun in _reload_begun:
+        begun()
     with _loading(model, type(get_model_loader(load_config)), str(load_config.load_format)):
         yield
 
@@ -163,14 +169,33 @@ def hides_weights(model: Any) -> bool:
     """Whether some of a model's weights are not among its tensors.
 
     For a CPU's kernels, vLLM packs weights into objects of its own, and leaves tensors without
-    elements."""
-    for module in model.modules():
-        if any(type(value).__name__.endswith("GEMMHandler") for value in vars(module).values()):
+    elements. So do some kernels of GPUs, as those of Triton for MXFP4 (not confirmed on a
+    device)."""
+    return any(_hides(module) for module in model.modules())
+
+
+def _hides(module: Any) -> bool:
+    import torch
+
+    known = (torch.Tensor, torch.dtype, torch.Size, dict, set, enum.Enum)
+    for name, value in vars(module).items():
+        if type(value).__name__.endswith("GEMMHandler"):
             return True
-        own = module.parameters(recurse=False)
-        if any(not each.numel() and each.is_cpu for each in own):
+        # What a kernel has made of a weight, in a class of its own.
+        known = (torch.Tensor, torch.dtype, torch.Size, dict, set, enum.Enum)
+        if "weight" in name and not (
+            _is_plain(value) or callable(value) or isinstance(value, known)
+        ):
             return True
-    return False
+    # Kernels for GPTQ leave indices and zero points empty that they do without.
+    return any(
+        not tensor.numel() and (tensor.is_cpu or _is_weight(name))
+        for name, tensor in module.named_parameters(recurse=False)
+    )
+
+
+def _is_weight(name: str) -> bool:
+    return "weight" in name and "g_idx" not in name and "zero" not in name
 
 
 def weight_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:

@@ -482,7 +482,14 @@ class SchedulerHalf:
 
     def _on_reset(self) -> None:
         """The engine's own prefix cache was emptied, and no request has blocks."""
-        self._weights.has_old_blocks = False
+        weights = self._weights
+        weights.has_old_blocks = False
+        if weights.is_updating:
+            return
+        for state in self._requests.values():
+            if state.is_stale and state.phase is not Phase.ENDED:
+                state.is_stale = False
+                self._lookups.begin_anew(state)
 
     def on_encoder_reset(self) -> None:
         """The engine has forgotten what it made of images."""

@@ -26,14 +26,19 @@ class Retiring:
         self._removes = removes
         self._lock = threading.Lock()
         self._removed = 0
+        self._own: frozenset[bytes] = frozenset()
+        """The namespaces of now."""
         self._errands = Errands(
             "penstock-retire",
             self._retire,
             failed="Penstock: retiring a namespace of earlier weights failed. Please report this",
         )
 
-    def retire(self, namespaces: Iterable[bytes]) -> None:
-        """The engine stores nothing in these namespaces any more. Returns at once."""
+    def retire(self, namespaces: Iterable[bytes], *, stays: Iterable[bytes]) -> None:
+        """The engine stores nothing in these namespaces any more, but in those that it `stays`
+        with, or has come back to. Returns at once."""
+        with self._lock:
+            self._own = frozenset(stays)
         self._errands.add(namespaces)
 
     def count(self) -> None:
@@ -44,6 +49,9 @@ class Retiring:
 
     def _retire(self, namespace: bytes) -> None:
         for store in self._stores:
+            with self._lock:
+                if namespace in self._own:
+                    return
             try:
                 if self._removes:
                     remove_namespace(store, namespace, timeout=_TIMEOUT)

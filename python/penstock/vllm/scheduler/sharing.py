@@ -39,8 +39,10 @@ class Sharing:
         return self._role.stores and self._is_known(state)
 
     def _is_known(self, state: RequestState) -> bool:
-        """Whether it is known what the request's blocks hold."""
-        return not (state.is_stale or state.is_private) and self.is_shared(state.request)
+        """Whether it is known what the request's blocks hold, and of which weights they are."""
+        if state.is_stale or state.is_private or self._weights.is_unknown:
+            return False
+        return self.is_shared(state.request)
 
     def note_local_hit(self, state: RequestState, tokens: int) -> None:
         """The request has so many tokens of the engine's own prefix cache. They may be of weights

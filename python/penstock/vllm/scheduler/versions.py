@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 
 from penstock._native import Catalogue
+from penstock.errors import ConfigError
 from penstock.vllm.agreement import Agreement
 from penstock.vllm.counters import Counters
 from penstock.vllm.descriptions import Descriptions
@@ -58,7 +59,8 @@ class Versions:
         weights = self._weights
         if not weights.is_news(changes):
             return
-        weights.changes |= changes
+        for worker, count in changes.items():
+            weights.changes[worker] = max(count, weights.changes.get(worker, 0))
         self._counters.count("weight_changes")
         if self._keeps:
             self._counters.count("kept_weight_changes")
@@ -71,7 +73,13 @@ class Versions:
 
     def on_update(self, *, is_under_way: bool) -> None:
         """Takes in whether a trainer has begun to update the weights, and has not finished."""
-        self._weights.is_updating = is_under_way and not self._keeps
+        weights, before = self._weights, self._weights.is_updating
+        weights.is_updating = is_under_way and not self._keeps
+        if weights.is_updating and not before:
+            logger.info(
+                "Penstock: a trainer updates the weights: until it has finished, requests neither "
+                "load nor store"
+            )
 
     def on_named(self, version: str) -> None:
         """An update has called the weights of now so."""
@@ -95,12 +103,17 @@ class Versions:
         with all engines that compute with the same."""
         known = [one for one in told if one is not None]
         self.on_changed({one.worker: one.changes for one in known})
+        try:
+            self._rename({one.rank: one.models for one in known})
+        except ConfigError as error:
+            logger.warning("Penstock: after an update, %s. Blocks are shared with nobody", error)
+            self._rename(None)
         self._weights.is_unknown = False
-        self._rename({one.rank: one.models for one in known})
-        left, self._left = self._left.difference(self._own()), set()
-        self._retiring.retire(sorted(left))
+        own = self._own()
+        left, self._left = self._left.difference(own), set()
+        self._retiring.retire(sorted(left), stays=own)
         logger.info(
-            "Penstock: the weights are others than before: blocks are shared as %s",
+            "Penstock: after an update of the weights, blocks are shared as %s",
             ", ".join(namespace.hex() for namespace in self._agreement.namespaces),
         )
 

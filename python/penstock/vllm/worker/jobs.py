@@ -62,10 +62,11 @@ class Jobs:
         """Takes in the groups' namespaces. They come with the first job, and with the first one
         after the weights have changed."""
         names = tuple(namespaces)
-        if not names or names == self._names:
+        if not names or (names, weights) == (self._names, self._weights):
             return
-        for group, namespace in enumerate(names):
-            self._engine.name_group(group, namespace)
+        if names != self._names:
+            for group, namespace in enumerate(names):
+                self._engine.name_group(group, namespace)
         self._names = names
         # What was reported is of other blocks.
         self.report.held, self.report.weights = b"", weights

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import hashlib
 import uuid
 from collections.abc import Callable, Mapping
 from typing import TypeVar
@@ -30,13 +31,15 @@ What stands for weights begins with :data:`PARTIAL` if some of them are not amon
 
 PARTIAL = "partial:"
 
+_LONGEST_NAME = 200
+
 
 class Weights:
     """The weights of one rank.
 
     What is read of them is read at three times: before their first change, so that the weights of
-    the start are known again; after a call that may have changed them, and did not say so; and when
-    somebody asks what they are. The start and a reset read a sample.
+    the start are known again; before and after a call that may change them, and does not say so;
+    and when somebody asks what they are. The start, a name and a reset read a sample.
     """
 
     def __init__(self, read: Read, changed: Callable[[], None]) -> None:
@@ -51,9 +54,9 @@ class Weights:
         """What their tensors were, whole; None if nobody has read them."""
         self._tensors: ModelShares | None = None
         """What the tensors are now, whole; None if nobody has read them since the last change."""
-        self._reloaded_at = -1
-        """How often the weights had changed when they had all come from files; negative if they
-        never did, since the start."""
+        self._files: ModelShares | None = None
+        """The files that all weights have come from since the last change; None if they have not,
+        or not since the start."""
         self._sample: ModelShares | None = None
         """A sample of them; None if nobody has taken one since the last change."""
 
@@ -61,6 +64,8 @@ class Weights:
         """Takes what the models are at the start, as the other engines are told."""
         self._start = shares
         self._sample = self._read(Reading.SAMPLE)
+        if shares.model.weights.startswith("tensors:"):
+            self._start_tensors = shares
 
     @property
     def changes(self) -> dict[str, int]:
@@ -73,20 +78,33 @@ class Weights:
 
     def note_change(self) -> None:
         """The weights are about to change, or have just changed."""
-        if not self._changes and self._start is not None and self._start_tensors is None:
-            self._start_tensors = self._tensors or self._read(Reading.WHOLE)
-        self._changes += 1
-        self._tensors = self._sample = None
-        self._changed()
+        self._know_start()
+        self._count_change()
 
     def note_reload(self) -> None:
         """All weights have come from files, and have not changed since."""
         self.note_change()
-        self._reloaded_at = self._changes
+        # At once: whoever wrote the files may write others in their place.
+        self._files = self._read(Reading.FILES)
+
+    def _count_change(self) -> None:
+        self._changes += 1
+        self._tensors = self._sample = self._files = None
+        self._changed()
+
+    def _know_start(self) -> None:
+        """Reads the tensors of the start, before their first change. Not if somebody has changed
+        them already, whom nobody saw."""
+        if self._changes or self._start is None or self._start_tensors is not None:
+            return
+        if self._sample is not None and self._sample == self._read(Reading.SAMPLE):
+            self._tensors = self._tensors or self._read(Reading.WHOLE)
+            self._start_tensors = self._tensors
 
     def compare(self, call: Callable[[], T]) -> T:
-        """Calls something that may change weights, and notes a change if it did. If that cannot be
-        seen, they are taken for changed."""
+        """Calls something that may change weights, and notes a change if what can be read of them
+        has changed. If nothing can be read, they are taken for changed."""
+        self._know_start()
         before = self._tensors or self._read(Reading.WHOLE)
         self._tensors = before
         try:
@@ -95,7 +113,7 @@ class Weights:
             after = self._read(Reading.WHOLE)
             if after is None or after != before:
                 # Whoever changed them may have said so.
-                self.note_change()
+                self._count_change()
             self._tensors = after
 
     def look(self) -> None:
@@ -105,7 +123,7 @@ class Weights:
             return
         found = self._read(Reading.SAMPLE)
         if found is None or found != self._sample:
-            self.note_change()
+            self._count_change()
             self._sample = found
 
     def tell(self, version: str, rank: tuple[int, int], *, is_updating: bool) -> RankWeights:
@@ -113,13 +131,14 @@ class Weights:
         those with these bytes if that is empty. Nothing while an update goes on."""
         models: ModelShares | None = None
         if not is_updating:
+            self.look()
             self._sample = self._sample or self._read(Reading.SAMPLE)
             models = self._called(version) if version else self._found()
         return RankWeights(self._worker, self._changes, rank, models)
 
     def _found(self) -> ModelShares | None:
-        if self._reloaded_at == self._changes and (files := self._read(Reading.FILES)) is not None:
-            return files
+        if self._files is not None:
+            return self._files
         found = self._tensors = self._tensors or self._read(Reading.WHOLE)
         if found is None or _is_partial(found):
             return None
@@ -130,6 +149,13 @@ class Weights:
         return None if sample is None or _is_partial(sample) else _called(version, sample)
 
 
+def _short(version: str) -> str:
+    """A name as it is, if it can be shown in a line; else a digest of it."""
+    if len(version) <= _LONGEST_NAME and version.isprintable():
+        return version
+    return hashlib.sha256(version.encode(errors="surrogatepass")).hexdigest()
+
+
 def _is_partial(shares: ModelShares) -> bool:
     """Whether these are equal for some weights that are not."""
     parts = filter(None, (shares.model, shares.draft))
@@ -138,6 +164,6 @@ def _is_partial(shares: ModelShares) -> bool:
 
 def _called(version: str, sample: ModelShares) -> ModelShares:
     def called(share: ModelShare) -> ModelShare:
-        return dataclasses.replace(share, weights=f"version:{version}:{share.weights}")
+        return dataclasses.replace(share, weights=f"version:{_short(version)}:{share.weights}")
 
     return ModelShares(called(sample.model), sample.draft and called(sample.draft))

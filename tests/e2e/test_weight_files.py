@@ -1,4 +1,4 @@
-"""Faults of weight versions that a review found, with engines."""
+"""Weights that change past all that vLLM offers, or by files that are not what they were."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import gc
 import os
 import shutil
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lab.engines.node import Node
+from lab.engines.node import START_TIMEOUT, Node
 from lab.engines.trainer import LIVE
 from lab.models import attention
 from lab.waiting import eventually
@@ -23,7 +22,7 @@ pytestmark = pytest.mark.e2e
 
 Start = Callable[..., Node]
 EXTENSION = f"{__name__}.Extension"
-FLAG = "REVIEW_FLAG"
+FLAG = "WRITES_WHEN"
 
 
 class Extension:
@@ -34,8 +33,7 @@ def _write(flag: Path) -> None:
     """Negates a tensor once the flag is there, past all that vLLM offers for it."""
     from vllm.v1.worker.worker_base import WorkerBase
 
-    while not flag.exists():
-        time.sleep(0.01)
+    eventually(flag.exists, seconds=START_TIMEOUT)
     for each in gc.get_objects():
         if issubclass(type(each), WorkerBase):
             model = each.model_runner.get_model()

@@ -7,6 +7,7 @@ import this module, as that of their extension, before they load a model: see
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from vllm.model_executor.model_loader.reload import (
 )
 
 from lab.engines.trainer import BACKEND
+from lab.waiting import eventually
 
 
 @dataclass
@@ -99,6 +101,18 @@ class Worker:
         """Writes one element of one tensor, past all that vLLM offers for it."""
         model = self.model_runner.get_model()  # type: ignore[attr-defined]
         dict(model.named_parameters())[name].data[tuple(place)] = value
+
+    def negate_when(self, name: str, flag: str) -> None:
+        """Has a thread negate a tensor once the file `flag` is there. It says so by another one."""
+        model = self.model_runner.get_model()  # type: ignore[attr-defined]
+        tensor = dict(model.named_parameters())[name]
+
+        def negate() -> None:
+            eventually(Path(flag).exists)
+            tensor.data.neg_()
+            Path(flag).with_suffix(".done").touch()
+
+        threading.Thread(target=negate, daemon=True).start()
 
     def fall_asleep(self) -> None:
         """Tells the connector what vLLM tells before sleep mode takes the KV cache's memory. To

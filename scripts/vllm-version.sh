@@ -18,14 +18,19 @@ lay_over_the_compiled_files() {
     "$venv/bin/python" scripts/fetch-sdist.py vllm "$version" "$archive"
     rm -rf "$folder"
     mkdir -p "$folder"
-    tar --extract --gzip --file "$archive" --directory "$folder" --strip-components 1 \
-        "vllm-$version/vllm"
+    tar --extract --gzip --no-same-owner --no-same-permissions --file "$archive" \
+        --directory "$folder" --strip-components 1 "vllm-$version/vllm"
     rm "$archive"
     compiled=$("$venv/bin/python" -I -c 'import importlib.util as imports
 print(*imports.find_spec("vllm").submodule_search_locations)')
-    (cd "$compiled" && find . -name '*.so' -exec cp --parents --link {} "$folder/vllm" \;)
+    # A failure to copy any of them fails here.
+    (cd "$compiled" && find . -name '*.so' -exec cp --parents --target-directory "$folder/vllm" {} +)
+    compgen -G "$folder/vllm/_C*.so" > /dev/null
 }
 
+# Another run may install it, too.
+exec {lock}> "$folder.lock"
+flock "$lock"
 if [[ ! -e $folder/.done ]]; then
     if [[ $version == 0.33.0 ]]; then
         lay_over_the_compiled_files
@@ -35,6 +40,7 @@ if [[ ! -e $folder/.done ]]; then
     fi
     touch "$folder/.done"
 fi
+exec {lock}>&-
 
 # vLLM keeps what it found out about its models' classes under their names alone: two versions that
 # run beside each other would find it out anew at each start, which takes some 20 s of a core.

@@ -322,13 +322,7 @@ STAGES = (
         *("tests/connector/test_compat.py", "lab/models/drafts.py", "lab/models/images.py"),
     ),
     _version("0.31.0", _OF_EACH_VERSION),
-    # What Penstock uses of 0.30 and of 0.31 is the same. They differ in how steps end that compute
-    # nothing, and in their events.
-    _version(
-        "0.30.0",
-        (_OF_EACH_VERSION[0], _OF_EACH_VERSION[2], *_IN_PLACE, *_OF_OLDEST_AND_NEWEST),
-        *_PLANS_AND_LOOK_UPS,
-    ),
+    _version("0.30.0", _OF_EACH_VERSION + _OF_OLDEST_AND_NEWEST, *_PLANS_AND_LOOK_UPS),
     Stage(
         f"rolling upgrade from {VERSION_BEFORE}",
         (

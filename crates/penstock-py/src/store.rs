@@ -398,6 +398,23 @@ impl Store {
         without_gil(py, || self.inner.remove(&keys, deadline))
     }
 
+    /// Removes values that did not verify, each as `(key, bytes)` with the length that it had. Of
+    /// others' directories a store looks anew first, and keeps what has another length by now.
+    #[pyo3(signature = (values, *, timeout))]
+    fn remove_damaged(
+        &self,
+        py: Python<'_>,
+        values: Vec<(Bound<'_, PyBytes>, u64)>,
+        timeout: f64,
+    ) -> PyResult<()> {
+        let (named, lengths): (Vec<_>, Vec<_>) = values.into_iter().unzip();
+        let (named, deadline) = (self::keys(py, &named)?, deadline(py, timeout)?);
+        without_gil(py, || {
+            let mut values = named.iter().zip(lengths);
+            values.try_for_each(|(key, bytes)| self.inner.remove_damaged(key, bytes, deadline))
+        })
+    }
+
     /// Counts all values of a namespace as used before everything else in the store, so that they go
     /// first when room is short. What is used afterwards counts as used then.
     #[pyo3(signature = (namespace, *, timeout))]

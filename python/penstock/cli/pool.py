@@ -63,8 +63,9 @@ def add_parser(subparsers: _SubParsersAction[argparse.ArgumentParser]) -> None:
         help="objects, bytes and age by namespace, in words",
         description="Shows the namespaces of a pool, those first that were described last. `new`: "
         "how long ago its users described it first, with their first store. `stored`: how long ago "
-        "they described it last, as engines do every five to ten minutes while they store. `used`: "
-        "how long ago a value was got or put, where the store knows it: files, shared memory.",
+        "they described it last, as vLLM's engines do every five to ten minutes while they store. "
+        "`used`: how long ago a value was got or put, where the store knows it: files, shared "
+        "memory.",
     )
     purge = actions.add_parser(
         "purge",

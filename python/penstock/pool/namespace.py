@@ -137,12 +137,19 @@ def publish_namespace(
         raise ConfigError(
             f"a namespace's description may have {DESCRIPTION_LIMIT} bytes, this has {len(text)}"
         )
+    if _TIMES in description:
+        raise ConfigError(f"a namespace's description may not have a field {_TIMES!r}")
     store = store.unencrypted()
+    key = object_key(DESCRIPTIONS, digest)
     try:
-        published = read_published(store, digest, timeout=timeout)
+        found = _read(store, digest, timeout)
+        published = None if found is None else _published_of(found)
     except Unreadable:
-        published = None
-    if published is not None:
+        found = published = None
+    if published is None or found is None:
+        # Something else may lie there. It must go first, as a put may keep what has its length.
+        store.remove([key], timeout=timeout)
+    else:
         is_whole = description.keys() <= published.description.keys()
         # Clocks differ, so it may have been described later than now.
         is_new = published.last is not None and 0 <= now - published.last < RENEWED_SECONDS
@@ -150,12 +157,11 @@ def publish_namespace(
             return
         kept = published.description if is_whole else dict(description)
         text = _text_of(Published(kept, published.first, now))
+        # A put replaces what has another length. So readers always find one of the two.
+        text += b" " * (len(text) == len(found))
         if len(text) > DESCRIPTION_LIMIT:
             # It is from a version that published no times, and has no room for them.
             return
-    key = object_key(DESCRIPTIONS, digest)
-    # Whatever lies there must go first, because a put may keep an old value of the same length.
-    store.remove([key], timeout=timeout)
     store.put(key, text, timeout=timeout)
 
 
@@ -194,6 +200,11 @@ def read_published(store: Store, digest: bytes, *, timeout: float = 5.0) -> Publ
         Unreadable: something else is there.
         StoreError: the store failed.
     """
+    found = _read(store, digest, timeout)
+    return None if found is None else _published_of(found)
+
+
+def _read(store: Store, digest: bytes, timeout: float) -> bytes | None:
     text = bytearray(DESCRIPTION_LIMIT)
     try:
         key = object_key(DESCRIPTIONS, digest)
@@ -202,7 +213,7 @@ def read_published(store: Store, digest: bytes, *, timeout: float = 5.0) -> Publ
         raise Unreadable(f"its value failed verification ({error.reason})") from None
     except TooSmall as error:
         raise Unreadable(f"it may have {DESCRIPTION_LIMIT} bytes, and has {error.nbytes}") from None
-    return None if nbytes is None else _published_of(bytes(text[:nbytes]))
+    return None if nbytes is None else bytes(text[:nbytes])
 
 
 def _published_of(text: bytes) -> Published:

@@ -166,13 +166,13 @@ def scrub(
             if look.reason == AUTHENTICATION and not has_cache_salts:
                 finding = Finding.DAMAGED
             if finding is Finding.DAMAGED:
-                damaged.append(look.key)
+                damaged.append((look.key, len(look.value)))
             scrubbed.found[finding] += 1
             scrubbed.nbytes += len(look.value)
             if look.reason:
                 scrubbed.reasons[look.reason] += 1
         if remove and damaged:
-            store.remove(damaged, timeout=timeout)
+            store.remove_damaged(damaged, timeout=timeout)
             # Also those that somebody else removed in the meantime.
             scrubbed.removed += len(damaged)
         advance(len(looks))

@@ -365,8 +365,14 @@ impl FileStore {
             }
             return Ok(GetOutcome::TooLarge(seen.bytes));
         }
-        let read = if_there(read_all(&file, request.into, seen.bytes)).map_err(failed)?;
-        Ok(read.map_or(GetOutcome::Miss, |()| GetOutcome::Hit(seen.bytes)))
+        match read_all(&file, request.into, seen.bytes) {
+            // Another host has put a shorter value in its place, and this one believes the old length.
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(GetOutcome::Miss),
+            outcome => {
+                let read = if_there(outcome).map_err(failed)?;
+                Ok(read.map_or(GetOutcome::Miss, |()| GetOutcome::Hit(seen.bytes)))
+            }
+        }
     }
 
     /// Notes the exact time of use, unlike a get: whoever touches a value wants it to be younger than

@@ -179,14 +179,15 @@ impl Segment {
             .store(time_of_use(position), Relaxed);
     }
 
-    /// Counts a value as used before all others, unless it is used meanwhile. Returns whether it is
-    /// of the namespace, and still there.
+    /// Counts a value as used before all others, unless it is used meanwhile. Returns whether it did
+    /// so: not if it is of another namespace, gone, or counted so already.
     pub(super) fn retire(&self, found: &Found, namespace: Namespace) -> bool {
         let word = self.body(found.entry, USED_AT_WORD);
         let used_at = word.load(Relaxed);
         // If the entry is given to another value after this, its time of use changes, too.
         let key = self.key_of(found);
         key.is_some_and(|key| key.namespace == namespace)
+            && used_at != DEMOTED
             && word
                 .compare_exchange(used_at, DEMOTED, Relaxed, Relaxed)
                 .is_ok()

@@ -248,18 +248,21 @@ impl Store for ShmStore {
     }
 
     fn retire(&self, namespace: Namespace, deadline: Instant) -> Result<()> {
-        let mut retired = false;
+        let (mut retired, mut outcome) = (false, Ok(()));
         for (n, found) in self.segment.each().enumerate() {
             if n % ENTRIES_A_LOOK == 0 {
-                self.ready(deadline)
-                    .inspect_err(|_| self.counters.failed())?;
+                outcome = self.ready(deadline);
+                if outcome.is_err() {
+                    self.counters.failed();
+                    break;
+                }
             }
             retired |= self.segment.retire(&found, namespace);
         }
         if retired {
             self.segment.look_for_the_retired();
         }
-        Ok(())
+        outcome
     }
 
     fn used_at(&self, last_use: u64) -> Option<SystemTime> {

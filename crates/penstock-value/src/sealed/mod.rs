@@ -150,6 +150,11 @@ impl SealedStore {
         self.store.remove(keys, deadline)
     }
 
+    /// Removes a value that did not verify, see [`Store::remove_damaged`].
+    pub fn remove_damaged(&self, key: &Key, bytes: u64, deadline: Instant) -> Result<()> {
+        self.store.remove_damaged(key, bytes, deadline)
+    }
+
     /// Visits every object, see [`Store::list`]. Bytes are those of values, header included.
     pub fn list(
         &self,

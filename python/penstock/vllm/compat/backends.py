@@ -36,7 +36,7 @@ def check_kv_types(vllm_config: Any, layer_names: Iterable[str]) -> None:
         if dtype == model.dtype:
             # Another word for `auto`.
             continue
-        # Since 0.33 backends list 16-bit types, whatever the model's is.
+        # Backends list 16-bit types, whatever the model's is.
         if dtype.itemsize == 1 and backend.supports_kv_cache_dtype(kv_type):
             continue
         raise ConfigError(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -141,6 +143,32 @@ class TestNamespaces:
         assert publish(1299, model="b") == Published(a, 1000, 1299)
         new = {"model": "a", "kind": "new"}
         assert publish(1299, **new) == Published(new, 1000, 1299)
+
+    @pytest.mark.parametrize("kind", ["memory://?size=1MiB", "file://{}?size=1MiB"])
+    def test_readers_always_find_a_description_that_is_renewed(
+        self, kind: str, tmp_path: Path
+    ) -> None:
+        class Watched:
+            """A store from which nothing may be removed."""
+
+            def __init__(self, store: Store) -> None:
+                self.get, self.put = store.get, store.put
+
+            def unencrypted(self) -> Watched:
+                return self
+
+        store, digest = Store.open(kind.format(tmp_path)), bytes(range(16))
+        publish_namespace(store, digest, {"model": "a"}, clock=lambda: 1000)
+        watched: Any = Watched(store)
+        for renewed in range(1, 5):
+            now = 1000 + renewed * RENEWED_SECONDS
+            publish_namespace(watched, digest, {"model": "a"}, clock=lambda at=now: at)
+            assert read_published(store, digest) == Published({"model": "a"}, 1000, now)
+
+    def test_the_name_of_the_times_is_taken(self) -> None:
+        store = Store.open("memory://?size=1MiB")
+        with pytest.raises(errors.ConfigError, match="penstock:described"):
+            publish_namespace(store, bytes(16), {"penstock:described": 1})
 
     def test_a_description_of_an_older_version_has_no_times_at_first(self) -> None:
         store, digest = Store.open("memory://?size=1MiB"), bytes(range(16))

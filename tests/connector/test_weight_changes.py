@@ -217,33 +217,23 @@ def test_a_second_engine_in_a_process_may_call_its_workers_before_it_has_a_sched
     EngineCore.collective_rpc(core, "update_max_model_len", args=(1,))
 
 
-def test_requests_that_wait_for_their_turn_are_not_stale_after_a_reset(
-    engines: Callable[..., PlainEngine],
-) -> None:
-    """They have no blocks, so they have none of weights that are gone."""
-    engine = engines()
-    waits = engine.ask("a", TOKENS)
-    engine.half.versions.on_changed({"worker": 1})
-    engine.half.versions.on_told(told(1, "tensors:new"))
-    engine.half._on_reset()
-    engine.match(waits)
-    engine.step({"a": waits.num_tokens})
-    engine.settle()
-    assert any(orders.stores for orders in engine.orders)
-
-
-def test_requests_that_came_during_an_update_are_not_stale_after_a_reset(
-    engines: Callable[..., PlainEngine],
+@pytest.mark.parametrize("comes", ["before the update", "while it goes on"])
+def test_a_request_without_blocks_is_not_stale_after_a_reset(
+    comes: str, engines: Callable[..., PlainEngine]
 ) -> None:
     engine = engines()
     versions = engine.half.versions
+    if comes == "before the update":
+        engine.ask("a", TOKENS)
     versions.on_changed({"worker": 1})
     versions.on_update(is_under_way=True)
-    waits = engine.ask("a", TOKENS)
+    if comes == "while it goes on":
+        engine.ask("a", TOKENS)
     versions.on_changed({"worker": 2})
     versions.on_update(is_under_way=False)
     versions.on_told(told(2, "tensors:new"))
     engine.half._on_reset()
+    waits = engine.requests["a"]
     engine.match(waits)
     engine.step({"a": waits.num_tokens})
     engine.settle()
@@ -264,16 +254,15 @@ def test_what_the_engine_came_back_to_is_not_removed(
 
     monkeypatch.setattr(retiring, "remove_namespace", slow)
     engine = engines(weight_updates="drop")
-    start = None
     updated(engine, "tensors:a", count=1)
     updated(engine, "tensors:b", count=2)  # a thread begins to remove the start's
     begins.wait(LIMIT)
     updated(engine, "tensors:a", count=3)  # and back to a, whose removal still waits
-    (start,) = engine.agreement.namespaces
+    (again,) = engine.agreement.namespaces
     engine.put_prompt(TOKENS)
     goes.set()
     eventually(lambda: not engine.half._retiring._errands._is_running, "all is removed")
-    assert engine.half._store.list(start, timeout=5)
+    assert engine.half._store.list(again, timeout=5)
 
 
 def test_ranks_that_read_other_files_do_not_end_the_engine(

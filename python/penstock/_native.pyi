@@ -232,6 +232,7 @@ class Store:
     def list(self, namespace: bytes, *, timeout: float) -> _list[tuple[bytes, int]]: ...
     def usage(self, *, timeout: float) -> _list[tuple[bytes, int, int, float | None]]: ...
     def describe(self, *, timeout: float) -> dict[str, str]: ...
+    def marks(self, *, timeout: float) -> _list[tuple[str, str, int, bytes, bool]]: ...
     def stats(self) -> dict[str, int]: ...
 
 def find_stores_with(
@@ -433,6 +434,7 @@ class Outcome:
     CANCELLED: ClassVar[Outcome]
     SKIPPED: ClassVar[Outcome]
     FAILED: ClassVar[Outcome]
+    DISAGREED: ClassVar[Outcome]
 
 @final
 class Coder:
@@ -499,6 +501,7 @@ class Engine:
         compress: bool = False,
         store_wait: float = 0.1,
         store_timeout: float = 5.0,
+        trusts: bool = False,
     ) -> Engine: ...
     def register(
         self,
@@ -510,9 +513,12 @@ class Engine:
         replica: tuple[int, int] = ...,
         cuda_device: int | None = None,
         element: str | None = None,
+        numbers: str | None = None,
+        reads_tokens: bool = False,
     ) -> None: ...
     def register_elsewhere(self, group: int) -> None: ...
     def name_group(self, group: int, namespace: bytes) -> None: ...
+    def set_writer(self, writer: int) -> None: ...
     def unregister(self) -> None: ...
     def raise_fence(self, stream: int, *, cuda_device: int) -> Fence: ...
     def submit_store(
@@ -523,6 +529,7 @@ class Engine:
         salt: bytes | None = None,
         tenant: str = "",
         awaited: bool = False,
+        witness: bool = False,
         after: Fence | None = None,
     ) -> None: ...
     def submit_load(

@@ -109,7 +109,7 @@ class TestNamespaces:
         text = b'{"a":null,"b":[1,"\\u00e9"]}'
         assert (
             namespace_digest(description)
-            == hashlib.sha256(b"penstock namespace 1\n" + text).digest()[:16]
+            == hashlib.sha256(b"penstock namespace 2\n" + text).digest()[:16]
         )
 
     def test_publishing_and_reading(self) -> None:

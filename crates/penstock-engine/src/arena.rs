@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 
 use memmap2::{MmapMut, MmapRaw};
 use penstock_contract::ErrorKind;
-use penstock_value::header::Checksum;
+use penstock_value::header::{Checksum, Writer};
 use penstock_value::sealed::{
     self, LARGEST_HEADER_BYTES, SealedBeside, SealedInPlace, SealedStore, SealedValue,
 };
@@ -314,6 +314,7 @@ pub(crate) struct Gathered {
     payload_bytes: usize,
     /// The checksum of the payload; of nothing if the payload will be encrypted.
     checksum: u64,
+    writer: Writer,
 }
 
 /// A slot that holds a whole value, ready to be put.
@@ -328,13 +329,15 @@ pub(crate) struct Sealed {
 pub(crate) struct Verified {
     payload_bytes: usize,
     context: Arc<[u8]>,
+    writer: Writer,
 }
 
 impl Verified {
-    fn of(transfer: &Transfer) -> Self {
+    fn of(transfer: &Transfer, writer: Writer) -> Self {
         Self {
             payload_bytes: transfer.bytes,
             context: Arc::clone(&transfer.context),
+            writer,
         }
     }
 }
@@ -358,13 +361,14 @@ impl Slot<Empty> {
             .bytes_mut(0..LARGEST_HEADER_BYTES + payload_bytes)
     }
 
-    /// Notes that the first `payload_bytes` of payload have been filled.
-    pub(crate) fn gathered(self, payload_bytes: usize, checksum: u64) -> Slot<Gathered> {
+    /// Notes that the transfer's payload has been filled.
+    pub(crate) fn gathered(self, transfer: &Transfer, checksum: u64) -> Slot<Gathered> {
         Slot {
             lease: self.lease,
             state: Gathered {
-                payload_bytes,
+                payload_bytes: transfer.bytes,
                 checksum,
+                writer: transfer.writer,
             },
         }
     }
@@ -379,12 +383,17 @@ impl Slot<Empty> {
         );
         Slot {
             lease: self.lease,
-            state: Verified::of(transfer),
+            state: Verified::of(transfer, word.writer()),
         }
     }
 }
 
 impl Slot<Gathered> {
+    pub(crate) fn payload(&self) -> &[u8] {
+        let start = self.lease.arena.header_bytes;
+        self.lease.bytes(start..start + self.state.payload_bytes)
+    }
+
     /// Makes a coded value of the payload, which is the payload of `transfer`, at the beginning of
     /// `room`, and takes that from it. The payload stays as it is. `None` if values like this are
     /// not coded, or if this one would be no shorter.
@@ -397,12 +406,9 @@ impl Slot<Gathered> {
         let Some(element) = transfer.element else {
             return Ok(None);
         };
-        let start = self.lease.arena.header_bytes;
-        let payload = self.lease.bytes(start..start + self.state.payload_bytes);
-        let checksum = self.state.checksum;
-        let (key, context) = (&transfer.key, &transfer.context);
+        let label = transfer.label(self.state.writer);
         store
-            .seal_coded(key, context, element, payload, checksum, room)
+            .seal_coded(label, element, self.payload(), self.state.checksum, room)
             .map_err(|error| error.kind())
     }
 
@@ -415,13 +421,14 @@ impl Slot<Gathered> {
         let Gathered {
             payload_bytes,
             checksum,
+            writer,
         } = self.state;
         let value_bytes = self.lease.arena.header_bytes + payload_bytes;
         let value = self.lease.bytes_mut(0..value_bytes);
         let value = store
-            .seal_in_place(&transfer.key, &transfer.context, value, checksum)
+            .seal_in_place(transfer.label(writer), value, checksum)
             .map_err(|error| error.kind())?;
-        let plain = (!value.is_encrypted()).then(|| Verified::of(transfer));
+        let plain = (!value.is_encrypted()).then(|| Verified::of(transfer, writer));
         Ok(Slot {
             lease: self.lease,
             state: Sealed { value, plain },
@@ -431,8 +438,8 @@ impl Slot<Gathered> {
     /// The payload, which is the payload of `transfer`. It is as good as a verified one.
     pub(crate) fn into_verified(self, transfer: &Transfer) -> Slot<Verified> {
         Slot {
+            state: Verified::of(transfer, self.state.writer),
             lease: self.lease,
-            state: Verified::of(transfer),
         }
     }
 }
@@ -461,6 +468,7 @@ impl Slot<Verified> {
             state: Gathered {
                 payload_bytes: self.state.payload_bytes,
                 checksum,
+                writer: self.state.writer,
             },
         }
     }
@@ -475,6 +483,11 @@ impl Slot<Verified> {
         arena.signals.copy.notify_one();
         arena.signals.get.notify_one();
         self
+    }
+
+    /// Who computed the payload.
+    pub(crate) fn writer(&self) -> Writer {
+        self.state.writer
     }
 
     /// Whether this is what the transfer would load, if the key is the same.

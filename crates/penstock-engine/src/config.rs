@@ -94,6 +94,10 @@ pub struct EngineConfig {
     /// compressed values are loaded: the namespace must say which it is. Each put lane takes memory
     /// for one batch, and each get lane for one object.
     pub compress: bool,
+    /// Whether the pool tells whose values are not to be loaded, and this engine tells the others. Then
+    /// values of a [writer](crate::Engine::set_writer) that others have found to be wrong are not
+    /// loaded, and an engine that others have found to be wrong stores nothing.
+    pub trusts: bool,
 }
 
 impl EngineConfig {
@@ -129,6 +133,7 @@ impl EngineConfig {
             max_outstanding_objects: 1 << 18,
             keys: None,
             compress: false,
+            trusts: false,
         }
     }
 

@@ -12,7 +12,8 @@ use parking_lot::{Mutex, RwLock};
 use penstock_contract::memory::Run;
 use penstock_contract::{HostChange, Namespace, Store, Tenancy};
 use penstock_threads::contain;
-use penstock_value::{SealedStore, interrupt};
+use penstock_value::header::Writer;
+use penstock_value::{SealedStore, Trust, interrupt};
 
 use crate::arena::{Arena, PIN_BYTES};
 use crate::completion::Completions;
@@ -98,6 +99,7 @@ pub struct Engine {
     held: Mutex<HeldBlocks>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     retired: Mutex<Retired>,
+    writer: AtomicU64,
 }
 
 /// What is not registered any more.
@@ -169,7 +171,15 @@ impl Engine {
         );
         let table = Table::new(config.max_outstanding_objects);
         let running = Gauge::default();
-        let sealed = SealedStore::new(store, config.keys.clone());
+        let trust = config
+            .trusts
+            .then(|| Arc::new(Trust::new(&store, config.keys.as_ref())));
+        let trusting = |sealed: SealedStore| match &trust {
+            Some(trust) => sealed.trusting(Arc::clone(trust)),
+            None => sealed,
+        };
+        let node = node.map(trusting);
+        let sealed = trusting(SealedStore::new(store, config.keys.clone()));
         let inner = Arc::new(Inner {
             store: match config.compress {
                 true => sealed.taking_coded(),
@@ -183,6 +193,7 @@ impl Engine {
             watch: Watch::default(),
             faults: Mutex::default(),
             told_of_batches: AtomicBool::new(false),
+            told_of_distrust: AtomicBool::new(false),
             counters,
             lanes: lane::Lanes::default(),
             running,
@@ -197,6 +208,7 @@ impl Engine {
             held: Mutex::default(),
             threads: Mutex::new(threads),
             retired: Mutex::default(),
+            writer: AtomicU64::new(Writer::UNKNOWN.0),
         })
     }
 
@@ -271,6 +283,16 @@ impl Engine {
             self.inner.queues.host_tier().forget(before);
         }
         Ok(())
+    }
+
+    /// Says who computes what jobs store from now on: this engine, until its weights change. With it,
+    /// others can say whose KV they have found to be wrong.
+    pub fn set_writer(&self, writer: Writer) {
+        self.writer.store(writer.0, Ordering::Relaxed);
+    }
+
+    fn writer(&self) -> Writer {
+        Writer(self.writer.load(Ordering::Relaxed))
     }
 
     /// Starts the thread that waits for fences, unless it already runs.

@@ -1,6 +1,10 @@
 //! The errors and faults of an engine.
 
+use penstock_contract::Key;
 use penstock_layout::LayoutError;
+use penstock_value::Accused;
+use penstock_value::compare::Distance;
+use penstock_value::header::Writer;
 
 use crate::CudaError;
 
@@ -63,7 +67,7 @@ impl EngineError {
 }
 
 /// What failed in the background of an engine. Its jobs go on, but slower.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Fault {
     /// Host memory could not be pinned. The driver then copies from and to it by itself, piece
@@ -101,6 +105,53 @@ pub enum Fault {
         /// Why the copies could not be measured.
         error: CudaError,
     },
+    /// The store had other KV than this engine computed.
+    #[error(
+        "wrong KV: writer {writer} has stored other KV than this engine ({witness}) computes for the \
+         same tokens ({key}; distances: first layer {:.3}, any layer {:.3}). The value was removed. {}",
+        distance.first, distance.layer, what_follows(*accused)
+    )]
+    Disagreement {
+        /// Where the value lay.
+        key: Key,
+        /// Who stored it.
+        writer: Writer,
+        /// Who this engine is.
+        witness: Writer,
+        /// How far apart both are.
+        distance: Distance,
+        /// What follows for the writer; None if nothing can.
+        accused: Option<Accused>,
+    },
+    /// Others have found this engine's KV to be wrong.
+    #[error(
+        "other engines compute other KV than this one (writer {writer}): nobody loads what it has \
+         stored, and it stores nothing more. Compare its weights, adapters, settings and hardware with \
+         those of the others (`penstock doctor --pool URL` lists who disagrees), then restart it"
+    )]
+    Distrusted {
+        /// Who this engine is.
+        writer: Writer,
+    },
+}
+
+fn what_follows(accused: Option<Accused>) -> &'static str {
+    match accused {
+        None => {
+            "Who stored it is not known, so its other values stay: if this goes on, remove the \
+                 namespace (`penstock pool purge --namespace`)"
+        }
+        Some(Accused::Writer | Accused::Again) => {
+            "No engine loads what that writer has stored any more. Compare weights, adapters, settings \
+             and hardware of both (`penstock doctor --pool URL` lists who disagrees), and restart the \
+             one that is wrong"
+        }
+        Some(Accused::Itself) => {
+            "This engine disagrees with three others, so it is likely to be wrong itself: nobody loads \
+             what it has stored, and it stores nothing more. Check its weights, adapters, settings and \
+             hardware, then restart it"
+        }
+    }
 }
 
 impl Fault {
@@ -108,7 +159,7 @@ impl Fault {
     pub fn unpinned_bytes(&self) -> u64 {
         match self {
             Self::Unpinned { bytes, .. } => *bytes,
-            Self::Unbatched { .. } | Self::Unmeasured { .. } => 0,
+            _ => 0,
         }
     }
 }

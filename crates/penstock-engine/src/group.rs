@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use penstock_contract::{Block, Chunk, Key, Namespace, Parent};
 use penstock_layout::{Descriptor, Span};
+use penstock_value::compare::{Content, Numbers};
 use penstock_value::compress::Element;
+use penstock_value::header::Writer;
 
 use crate::config::EngineConfig;
 use crate::copy::Device;
@@ -35,6 +37,11 @@ pub struct KvGroup {
     /// The type of the numbers that the memory holds, if it holds no others and there is a coder for
     /// it. If the engine compresses values, those of this group are coded.
     pub element: Option<Element>,
+    /// The type of the numbers that the memory holds, as far as payloads can be compared: None if it is
+    /// not known, or if there are several. Such payloads are compared bit for bit.
+    pub numbers: Option<Numbers>,
+    /// Whether the layer of index 0 reads embeddings of tokens alone, see [`Content::is_first`].
+    pub reads_tokens: bool,
 }
 
 impl KvGroup {
@@ -48,6 +55,8 @@ impl KvGroup {
             pages_per_block: 1,
             replica: Replica::default(),
             element: None,
+            numbers: None,
+            reads_tokens: false,
         }
     }
 }
@@ -99,6 +108,11 @@ struct Held {
     replica: Replica,
     /// The coder of its values, if they are to be coded.
     element: Option<Element>,
+    /// The type of the numbers of its values, if it is known.
+    numbers: Option<Numbers>,
+    /// The layers.
+    layers: Vec<u16>,
+    reads_tokens: bool,
 }
 
 impl Group {
@@ -121,6 +135,7 @@ impl Group {
             ));
         }
         let executor = group.device.executor()?;
+        let layers = group.descriptor.layers().collect();
         let registration = Registration::new(group.descriptor, group.regions, executor)?;
         let objects = group
             .spans
@@ -137,6 +152,9 @@ impl Group {
             pages_per_block: group.pages_per_block,
             replica: group.replica,
             element: group.element.filter(|_| config.compress),
+            numbers: group.numbers,
+            layers,
+            reads_tokens: group.reads_tokens,
         };
         Ok(Self {
             number,
@@ -185,6 +203,7 @@ impl Group {
         block: &Block,
         work: Work,
         owner: &Owner,
+        writer: Writer,
         plan: &mut Plan,
     ) -> Result<(), EngineError> {
         let Some(shared) = self.namespace else {
@@ -215,6 +234,8 @@ impl Group {
                             context: Arc::clone(&owner.salt),
                             bytes,
                             element: held.element,
+                            content: held.content(&span),
+                            writer,
                         }
                     }));
             }
@@ -228,6 +249,18 @@ impl Group {
 }
 
 impl Held {
+    /// What the payloads of a span consist of.
+    fn content(&self, span: &Span) -> Content {
+        let covered = span.layers();
+        let layers = (self.layers.iter()).filter(|&layer| covered.contains(layer));
+        Content {
+            numbers: self.numbers,
+            pages: self.pages_per_block as usize,
+            layers: layers.count(),
+            is_first: self.reads_tokens && covered.start == 0 && self.layers.first() == Some(&0),
+        }
+    }
+
     /// The pages of a block. Checks that they exist, unless the work is a prefetch.
     fn pages(&self, block: u64, work: Work) -> Result<Range<u64>, EngineError> {
         let count = self.pages_per_block;

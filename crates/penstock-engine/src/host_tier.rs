@@ -220,6 +220,14 @@ impl HostTier {
         }
     }
 
+    /// Gives up one value that is not to be loaded. If it is pinned, it stays until its prefetch is
+    /// released.
+    pub(crate) fn discard(&self, key: &Key) {
+        let mut state = self.state.lock();
+        state.policy.remove(key);
+        state.give_up(key);
+    }
+
     /// Gives up everything, and keeps nothing from then on.
     pub(crate) fn close(&self) {
         *self.state.lock() = State {

@@ -5,7 +5,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use penstock_contract::Key;
+use penstock_value::compare::Content;
 use penstock_value::compress::Element;
+use penstock_value::header::Writer;
+use penstock_value::sealed::Label;
 
 use crate::config::LONGEST;
 use crate::outcome::Part;
@@ -68,6 +71,21 @@ pub(crate) struct Transfer {
     pub(crate) bytes: usize,
     /// The type of the payload's elements, if its value is to be coded.
     pub(crate) element: Option<Element>,
+    /// What the payload consists of, for comparisons.
+    pub(crate) content: Content,
+    /// Who computes what the job stores.
+    pub(crate) writer: Writer,
+}
+
+impl Transfer {
+    /// What a payload that was gathered for it is sealed under.
+    pub(crate) fn label(&self, writer: Writer) -> Label<'_> {
+        Label {
+            key: &self.key,
+            writer,
+            context: &self.context,
+        }
+    }
 }
 
 /// A job's objects, and the blocks that they make up.

@@ -29,6 +29,9 @@ pub enum Outcome {
     Skipped,
     /// The store failed.
     Failed(ErrorKind),
+    /// The store had another value than the one that this engine computed, and both cannot be right.
+    /// It was removed, and this engine's was not put in its place.
+    Disagreed,
 }
 
 impl Outcome {
@@ -66,7 +69,7 @@ impl Outcome {
         match self {
             Self::Cancelled => 0,
             Self::Rejected(rejection) if rejection.is_foreign() => 1,
-            Self::Rejected(_) => 2,
+            Self::Rejected(_) | Self::Disagreed => 2,
             Self::Miss => 3,
             Self::Failed(_) => 4,
             Self::TimedOut => 5,
@@ -198,7 +201,8 @@ impl Outcomes {
 
     /// Positions of the blocks that are not in the store, or not whole, whatever a look-up found.
     pub(crate) fn lost(&self) -> Vec<usize> {
-        let is_lost = |o: &Outcome| matches!(o, Outcome::Miss | Outcome::Rejected(_));
+        let is_lost =
+            |o: &Outcome| matches!(o, Outcome::Miss | Outcome::Rejected(_) | Outcome::Disagreed);
         self.places(|outcome| is_lost(outcome) && !outcome.is_foreign())
     }
 
@@ -221,10 +225,11 @@ mod tests {
     use super::*;
 
     /// Every outcome, the worst first.
-    const WORST_FIRST: [Outcome; 13] = [
+    const WORST_FIRST: [Outcome; 14] = [
         Outcome::Cancelled,
         Outcome::Rejected(Rejection::Encrypted),
         Outcome::Rejected(Rejection::PayloadChecksum),
+        Outcome::Disagreed,
         Outcome::Miss,
         Outcome::Failed(ErrorKind::Io),
         Outcome::TimedOut,
@@ -244,7 +249,7 @@ mod tests {
 
     #[test]
     fn a_block_is_what_its_worst_object_is() {
-        for (place, &worse) in WORST_FIRST[..8].iter().enumerate() {
+        for (place, &worse) in WORST_FIRST[..9].iter().enumerate() {
             for &better in &WORST_FIRST[place..] {
                 assert_eq!(of_two(worse, better), worse);
                 assert_eq!(of_two(better, worse), worse);

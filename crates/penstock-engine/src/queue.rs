@@ -183,7 +183,9 @@ impl Queues {
                     && bytes <= self.config.max_pending_bytes
                 {
                     state.gather_bytes = bytes;
-                    let is_placed = self.reaches_node(ticket.registration());
+                    // What is compared must stay as it was computed.
+                    let is_placed =
+                        !ticket.is_witness() && self.reaches_node(ticket.registration());
                     state.gathers.push_back(Gather {
                         ticket,
                         since,

@@ -120,6 +120,12 @@ counters! {
     kept_objects,
     /// Payload bytes loaded from the host tier.
     kept_bytes,
+    /// Objects that were compared with what the store had.
+    witnessed_objects,
+    /// Those of which the store had another value, that cannot be of the same KV.
+    disagreements,
+    /// Nanoseconds spent comparing, including the gets of what was compared.
+    witness_nanos,
 }
 
 impl Counters {
@@ -150,6 +156,7 @@ impl Counters {
             Outcome::TimedOut => one(&self.timed_out_objects),
             Outcome::Cancelled => one(&self.cancelled_objects),
             Outcome::Skipped => one(&self.skipped_objects),
+            Outcome::Disagreed => one(&self.disagreements),
             Outcome::Failed(kind) => {
                 one(&self.failed_objects);
                 *self.failed.lock().entry(kind.name()).or_default() += 1;

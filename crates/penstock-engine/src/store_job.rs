@@ -23,8 +23,7 @@ pub(crate) struct StoreJob {
     objects: Vec<Transfer>,
     /// The blocks that the objects make up.
     parts: Vec<Part>,
-    /// Whether another engine waits for them.
-    awaited: bool,
+    aim: StoreAim,
     since: Instant,
     /// No block is read before the fence is passed.
     fence: Fence,
@@ -62,11 +61,22 @@ impl GivenUp {
     }
 }
 
+/// What a store is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StoreAim {
+    /// What the store does not have goes there.
+    Usual,
+    /// The same, and another engine waits for it.
+    Awaited,
+    /// The same, and what the store has already is compared.
+    Witness,
+}
+
 impl StoreJob {
     pub(crate) fn new(
         id: u64,
         plan: Plan,
-        awaited: bool,
+        aim: StoreAim,
         fence: Fence,
         completions: Arc<Completions>,
         counters: Arc<Counters>,
@@ -84,7 +94,7 @@ impl StoreJob {
             id,
             objects,
             parts,
-            awaited,
+            aim,
             since: Instant::now(),
             fence,
             state: Mutex::new(state),
@@ -205,7 +215,12 @@ impl StoreTicket {
 
     /// Whether another engine waits for the object.
     pub(crate) fn is_awaited(&self) -> bool {
-        self.job.awaited
+        self.job.aim == StoreAim::Awaited
+    }
+
+    /// Whether it is compared with what the store has.
+    pub(crate) fn is_witness(&self) -> bool {
+        self.job.aim == StoreAim::Witness
     }
 
     /// What of the job was given up.

@@ -14,3 +14,4 @@ mod node_memory;
 mod shared_memory;
 mod stores;
 mod support;
+mod witness;

@@ -54,6 +54,8 @@ pub(crate) enum Outcome {
     Skipped,
     /// The store failed.
     Failed,
+    /// The store had another value than this engine computed. It was removed.
+    Disagreed,
 }
 
 impl From<&engine::Outcome> for Outcome {
@@ -71,6 +73,7 @@ impl From<&engine::Outcome> for Outcome {
             engine::Outcome::Cancelled => Self::Cancelled,
             engine::Outcome::Skipped => Self::Skipped,
             engine::Outcome::Failed(_) => Self::Failed,
+            engine::Outcome::Disagreed => Self::Disagreed,
         }
     }
 }

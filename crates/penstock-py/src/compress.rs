@@ -1,5 +1,6 @@
 //! Lossless compression for Python: buffers in, buffers out, without the GIL.
 
+use penstock_value::compare::Numbers;
 use penstock_value::compress::{self, Element, Speed};
 use pyo3::prelude::*;
 
@@ -28,6 +29,17 @@ pub(crate) fn element_named(py: Python<'_>, name: &str) -> PyResult<Element> {
     Element::named(name).ok_or_else(|| {
         let names = Element::ALL.map(Element::name).join(", ");
         config_error(py, format!("no coder for {name:?}; there are {names}"))
+    })
+}
+
+/// The type of numbers of this name.
+pub(crate) fn numbers_named(py: Python<'_>, name: &str) -> PyResult<Numbers> {
+    Numbers::named(name).ok_or_else(|| {
+        let names = Numbers::ALL.map(Numbers::name).join(", ");
+        config_error(
+            py,
+            format!("{name:?} are no known numbers; there are {names}"),
+        )
     })
 }
 

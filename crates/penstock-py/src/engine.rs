@@ -9,13 +9,14 @@ use penstock_engine::{
     Deadline, Device, Engine as Native, EngineConfig, EngineStats, Fault, Fence as NativeFence,
     KvGroup, Lookup as NativeLookup, LookupConfig, Owner, Replica,
 };
+use penstock_value::header::Writer;
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyBytesMethods};
 
 use crate::blocks::{Blocks, padded};
 use crate::completion::Completion;
-use crate::compress::element_named;
+use crate::compress::{element_named, numbers_named};
 use crate::cuda::device;
 use crate::errors::{config_error, engine_error, interruptibly};
 use crate::layout::{Descriptor, PySpan};
@@ -55,6 +56,9 @@ impl Engine {
     /// From when a block can be read, it waits up to `store_wait` seconds for host memory; then it is
     /// dropped. One put has `store_timeout` seconds.
     ///
+    /// With `trusts`, values of a writer that others have found to be wrong are not loaded, and this
+    /// engine tells the others whom it has found to be wrong: see `penstock-value/src/trust.rs`.
+    ///
     /// Loads from shared memory go straight into the blocks, or with `in_place` false through slots.
     ///
     /// With `node`, memory that the engines of this machine share, values stay there, and are
@@ -63,7 +67,7 @@ impl Engine {
     #[pyo3(signature = (
         store, *, slot_bytes, slots, node = None, keep = true, in_place = true, copy_lanes = 1,
         get_lanes = 2, put_lanes = 1, step_objects = 0, compress = false, store_wait = 0.1,
-        store_timeout = 5.0
+        store_timeout = 5.0, trusts = false
     ))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn new(
@@ -81,6 +85,7 @@ impl Engine {
         compress: bool,
         store_wait: f64,
         store_timeout: f64,
+        trusts: bool,
     ) -> PyResult<Self> {
         let mut config = EngineConfig::new(slot_bytes, slots).with_steps_of(step_objects);
         config.keep = keep;
@@ -90,6 +95,7 @@ impl Engine {
         config.put_lanes = put_lanes;
         config.keys = store.keys();
         config.compress = compress;
+        config.trusts = trusts;
         config.store_wait = named_seconds(py, "store_wait", store_wait)?;
         config.put_timeout = named_seconds(py, "store_timeout", store_timeout)?;
         let last_wait = config.put_timeout + LAST_WAIT;
@@ -111,10 +117,13 @@ impl Engine {
     /// are the descriptor's blocks. `replica` is an index and a count: so many engines hold the
     /// same, and each stores its part of the blocks. `cuda_device` is the ordinal of the device
     /// that the tensors are on. Without it, they are in host memory. `element` names the type of the
-    /// numbers that the tensors hold, one of `Coder.elements`; None for any other, or several.
+    /// numbers that the tensors hold, one of `Coder.elements`; None for any other, or several. `numbers`
+    /// names the same for comparisons, where it may also be `fp32`. For these, `reads_tokens` says that
+    /// the layer of index 0 reads embeddings of tokens alone.
     #[pyo3(signature = (
         descriptor, group = 0, *, spans = None, pages_per_block = 1, replica = (0, 1),
-        cuda_device = None, element = None
+        cuda_device = None, element = None, numbers = None,
+        reads_tokens = false
     ))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn register(
@@ -127,6 +136,8 @@ impl Engine {
         replica: (u8, u8),
         cuda_device: Option<i32>,
         element: Option<&str>,
+        numbers: Option<&str>,
+        reads_tokens: bool,
     ) -> PyResult<()> {
         let regions = descriptor.engine_regions(py)?;
         let mut held = KvGroup::new(device(cuda_device), descriptor.inner().clone(), regions);
@@ -137,6 +148,8 @@ impl Engine {
         let (index, count) = replica;
         held.replica = Replica { index, count };
         held.element = element.map(|name| element_named(py, name)).transpose()?;
+        held.numbers = numbers.map(|name| numbers_named(py, name)).transpose()?;
+        held.reads_tokens = reads_tokens;
         self.native
             .register(group, held)
             .map_err(|error| engine_error(py, &error))
@@ -155,6 +168,14 @@ impl Engine {
         self.native
             .name(group, namespace.0)
             .map_err(|error| engine_error(py, &error))
+    }
+
+    /// Says who computes what jobs store from now on: a number, the same for all ranks of the serving
+    /// engine, and of nobody else. The upper 24 bits stand for all that decides how numbers are
+    /// rounded, if the same block is always computed to the same bits. All zero for nobody that could
+    /// be asked.
+    fn set_writer(&self, writer: u64) {
+        self.native.set_writer(Writer(writer));
     }
 
     /// Forgets the registered memory, once no copy touches it any more.
@@ -181,8 +202,12 @@ impl Engine {
     /// `salt` goes into the encryption beside the keys. With `tenant`, a name, the objects lie in
     /// namespaces of this tenant. A load must give the same of both.
     ///
-    /// If the blocks are `awaited` by another engine, they are put before all others that wait.
-    #[pyo3(signature = (job, blocks, *, salt = None, tenant = "", awaited = false, after = None))]
+    /// If the blocks are `awaited` by another engine, they are put before all others that wait. If not,
+    /// and they are a `witness`, then those that the store has already are compared with what it has.
+    /// This engine must have computed them, and all that they were computed from.
+    #[pyo3(signature = (
+        job, blocks, *, salt = None, tenant = "", awaited = false, witness = false, after = None
+    ))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn submit_store(
         &self,
@@ -192,12 +217,15 @@ impl Engine {
         salt: Option<&[u8]>,
         tenant: &str,
         awaited: bool,
+        witness: bool,
         after: Option<&Bound<'_, Fence>>,
     ) -> PyResult<()> {
         let owner = owner(py, salt, tenant)?;
         let (blocks, after) = (&blocks.get().blocks, behind(after));
         let submitted = if awaited {
             self.native.submit_awaited_store(job, blocks, &owner, after)
+        } else if witness {
+            self.native.submit_witness(job, blocks, &owner, after)
         } else {
             self.native.submit_store(job, blocks, &owner, after)
         };

@@ -9,7 +9,7 @@ use penstock_store::OpenOptions;
 use penstock_store::layers::{Breaker, BreakerSettings};
 use penstock_value::header::Rejection;
 use penstock_value::sealed::{Carried, Finding, Got};
-use penstock_value::{Keyring, SealedStore};
+use penstock_value::{Keyring, SealedStore, Trust};
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -477,6 +477,29 @@ impl Store {
     fn describe(&self, py: Python<'_>, timeout: f64) -> PyResult<BTreeMap<String, String>> {
         let deadline = deadline(py, timeout)?;
         without_gil(py, || self.inner.describe(deadline)).map(BTreeMap::from_iter)
+    }
+
+    /// Whom engines of the pool have found to be wrong, see `penstock-value/src/trust.rs`: writer,
+    /// witness, the time in seconds since 1970, the namespace of the value, and whether the mark
+    /// counts.
+    #[pyo3(signature = (*, timeout))]
+    #[expect(clippy::type_complexity, reason = "a row of plain values")]
+    fn marks<'py>(
+        &self,
+        py: Python<'py>,
+        timeout: f64,
+    ) -> PyResult<Vec<(String, String, u64, Bound<'py, PyBytes>, bool)>> {
+        let deadline = deadline(py, timeout)?;
+        let trust = Trust::new(self.inner.store(), self.inner.keys());
+        without_gil(py, || trust.read(deadline))?;
+        let marks = trust.marks().into_iter();
+        Ok(marks
+            .map(|(mark, counts)| {
+                let namespace = PyBytes::new(py, &mark.namespace.0);
+                let (writer, witness) = (mark.writer.to_string(), mark.witness.to_string());
+                (writer, witness, mark.at, namespace, counts)
+            })
+            .collect())
     }
 
     /// Counters of this handle since it was opened.

@@ -12,6 +12,7 @@ use penstock_contract::{Key, Namespace};
 use penstock_layout::Span;
 use penstock_value::Keyring;
 use penstock_value::header::{Checksum, ENCRYPTED_HEADER_BYTES};
+use penstock_value::sealed::Label;
 
 /// Bytes that each pass works through.
 const PASS_BYTES: usize = 128 << 20;
@@ -100,7 +101,7 @@ fn rates(keys: &Keyring, key: &Key, size: usize, passes: usize) -> [f64; 4] {
         for _ in 0..rounds {
             let start = Instant::now();
             let (header, payload) = value.split_at_mut(ENCRYPTED_HEADER_BYTES);
-            header.copy_from_slice(&keys.seal(key, b"", payload).expect("sealed"));
+            header.copy_from_slice(&keys.seal(Label::of(key), payload).expect("sealed"));
             let sealed = Instant::now();
             let opened = keys.open_value(&mut value, key, b"", size as u64);
             opening += sealed.elapsed();

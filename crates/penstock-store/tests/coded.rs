@@ -7,7 +7,7 @@ use penstock_contract::{Key, PutOutcome, Store};
 use penstock_store::layers::Tiered;
 use penstock_value::compress::{CHUNK_ELEMENTS, Element};
 use penstock_value::header::{Checksum, HEADER_BYTES, Rejection};
-use penstock_value::sealed::{Carried, Finding, Got, SealedStore};
+use penstock_value::sealed::{Carried, Finding, Got, Label, SealedStore};
 use proptest::prelude::*;
 
 use crate::behaviour::slots::*;
@@ -37,7 +37,16 @@ fn put_coded(store: &SealedStore, key: &Key, element: Element, payload: &[u8]) -
     let mut rest = &mut room[..];
     let checksum = Checksum::of(payload);
     let coded = store
-        .seal_coded(key, CONTEXT, element, payload, checksum, &mut rest)
+        .seal_coded(
+            Label {
+                context: CONTEXT,
+                ..Label::of(key)
+            },
+            element,
+            payload,
+            checksum,
+            &mut rest,
+        )
         .unwrap();
     let Some(coded) = coded else {
         put(store, key, payload).unwrap();
@@ -95,7 +104,7 @@ fn several_values_are_made_in_one_room() {
         let (key, checksum) = (key(namespace, n), Checksum::of(payload));
         made.extend(
             store
-                .seal_coded(&key, b"", Element::Bf16, payload, checksum, &mut rest)
+                .seal_coded(Label::of(&key), Element::Bf16, payload, checksum, &mut rest)
                 .unwrap(),
         );
     }
@@ -254,8 +263,7 @@ fn coded_values_are_examined_and_carried_by_anybody() {
         // Without a context, as operators know none.
         let coded = from
             .seal_coded(
-                &key,
-                b"",
+                Label::of(&key),
                 Element::Bf16,
                 &payload,
                 checksum,

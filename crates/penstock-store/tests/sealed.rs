@@ -11,7 +11,7 @@ use penstock_contract::{
 use penstock_store::layers::{Breaker, BreakerSettings, Tiered};
 use penstock_store::{OpenOptions, open};
 use penstock_value::header::{Checksum, Rejection};
-use penstock_value::sealed::{Carried, Finding, Got, SealedStore};
+use penstock_value::sealed::{Carried, Finding, Got, Label, SealedStore};
 use proptest::prelude::*;
 
 use crate::behaviour::slots::*;
@@ -31,7 +31,14 @@ fn however_it_was_sealed_it_arrives_in_a_slot_and_in_buffers() {
         slot[store.header_bytes()..].copy_from_slice(&payload);
         let checksum = Checksum::of(&payload);
         let sealed = store
-            .seal_in_place(&in_place, b"tenant", &mut slot, checksum)
+            .seal_in_place(
+                Label {
+                    context: b"tenant",
+                    ..Label::of(&in_place)
+                },
+                &mut slot,
+                checksum,
+            )
             .unwrap();
         assert_eq!(sealed.is_encrypted(), keys.is_some());
         assert_eq!(slot.ends_with(&payload), keys.is_none());

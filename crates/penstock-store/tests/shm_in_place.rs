@@ -12,8 +12,8 @@ use penstock_contract::{ErrorKind, Key, Namespace, PutOutcome, Store};
 use penstock_store::ShmStore;
 use penstock_store::layers::{Breaker, BreakerSettings, Quota, Quotas, Tiered};
 use penstock_value::compress::Element;
-use penstock_value::header::{self, Checksum, HEADER_BYTES};
-use penstock_value::sealed::{Finding, Got, HeaderRoom, LARGEST_HEADER_BYTES, Wanted};
+use penstock_value::header::{self, Checksum, HEADER_BYTES, Writer};
+use penstock_value::sealed::{Finding, Got, HeaderRoom, LARGEST_HEADER_BYTES, Label, Wanted};
 use penstock_value::{Keyring, MemoryStore, SealedStore};
 use proptest::prelude::*;
 
@@ -52,7 +52,12 @@ impl Drop for Pool {
 }
 
 fn put(store: &SealedStore, key: &Key, payload: &[u8]) -> penstock_contract::Result<PutOutcome> {
-    let header = header::seal(key, payload.len() as u64, Checksum::of(payload));
+    let header = header::seal(
+        key,
+        Writer::UNKNOWN,
+        payload.len() as u64,
+        Checksum::of(payload),
+    );
     let slices = [&header[..], payload].map(IoSlice::new);
     store.store().put(key, &slices, soon())
 }
@@ -97,7 +102,7 @@ proptest! {
         let payload = bytes(len as u64, len);
         let put_in_place = |key| {
             let pieces = payload.chunks(piece).map(IoSlice::new);
-            let room = store.reserve(key, len as u64, 7, soon()).unwrap();
+            let room = store.reserve(key, Writer::UNKNOWN, len as u64, 7, soon()).unwrap();
             room.map(|room| room.fill(pieces).unwrap())
         };
         prop_assert_eq!(put_in_place(&one), Some(PutOutcome::Stored));
@@ -142,7 +147,7 @@ proptest! {
         let mut memory = vec![0; HEADER_BYTES + len];
         let (element, sum) = (Element::ALL[number], Checksum::of(&payload));
         let room = &mut &mut memory[..];
-        let coded = store.seal_coded(&key, &[], element, &payload, sum, room).unwrap();
+        let coded = store.seal_coded(Label::of(&key), element, &payload, sum, room).unwrap();
         match coded {
             Some(coded) => store.put_many(&[coded.value(0)], soon()).remove(0).unwrap(),
             None => put(&store, &key, &payload).unwrap(),
@@ -242,7 +247,7 @@ fn what_is_overwritten_meanwhile_does_not_verify() {
                     let put = match seed {
                         0 => put(&store, &key, &payload),
                         _ => store
-                            .reserve(&key, payload.len() as u64, 0, soon())
+                            .reserve(&key, Writer::UNKNOWN, payload.len() as u64, 0, soon())
                             .and_then(|room| {
                                 room.map_or(Ok(PutOutcome::AlreadyPresent), |room| {
                                     room.fill([IoSlice::new(&payload)])

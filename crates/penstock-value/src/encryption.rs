@@ -23,6 +23,7 @@ use crate::header::{
     self, Checksum, ENCRYPTED_HEADER_BYTES, Form, HEADER_BYTES, PAYLOAD_CHECKSUM_AT, Rejection,
 };
 use crate::keyring::{FINGERPRINT_BYTES, Keyring, SECRET_BYTES, Secret};
+use crate::sealed::Label;
 
 const FINGERPRINT_AT: usize = HEADER_BYTES;
 const SALT_AT: usize = FINGERPRINT_AT + FINGERPRINT_BYTES;
@@ -36,18 +37,16 @@ pub const MAX_ENCRYPTED_PAYLOAD: u64 = (1 << 36) - 32;
 
 impl Keyring {
     /// Encrypts a payload in place with the first key. Returns the header that goes in front of it.
-    /// The context (empty for none) goes into the value's own key: a reader must know it to open
-    /// the value.
+    /// The label's context goes into the value's own key: a reader must know it to open the value.
     ///
     /// Fails with [`ErrorKind::Config`] if the payload is larger than [`MAX_ENCRYPTED_PAYLOAD`],
     /// and with [`ErrorKind::Io`] if the system gives no random bytes.
     pub fn seal(
         &self,
-        key: &Key,
-        context: &[u8],
+        label: Label<'_>,
         payload: &mut [u8],
     ) -> Result<[u8; ENCRYPTED_HEADER_BYTES]> {
-        self.seal_form(key, context, payload, payload.len() as u64, None)
+        self.seal_form(label, payload, payload.len() as u64, None)
     }
 
     /// Encrypts in place what a value holds for its payload: the payload itself, or a code of it
@@ -55,8 +54,7 @@ impl Keyring {
     /// [`seal`](Self::seal) does.
     pub(crate) fn seal_form(
         &self,
-        key: &Key,
-        context: &[u8],
+        label: Label<'_>,
         content: &mut [u8],
         payload_len: u64,
         code: Option<Element>,
@@ -68,18 +66,26 @@ impl Keyring {
                 "the system gave no random bytes to encrypt with",
             )
         })?;
-        self.seal_salted(key, context, salt, content, payload_len, code)
+        self.seal_salted(label, salt, content, payload_len, code)
     }
 
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "what a value is made of, once in one place"
+    )]
     fn seal_salted(
         &self,
-        key: &Key,
-        context: &[u8],
+        label: Label<'_>,
         salt: [u8; SALT_BYTES],
         content: &mut [u8],
         payload_len: u64,
         code: Option<Element>,
     ) -> Result<[u8; ENCRYPTED_HEADER_BYTES]> {
+        let Label {
+            key,
+            writer,
+            context,
+        } = label;
         let secret = self.first();
         let mut header = [0; ENCRYPTED_HEADER_BYTES];
         header[FINGERPRINT_AT..SALT_AT].copy_from_slice(&secret.fingerprint);
@@ -90,7 +96,7 @@ impl Keyring {
         };
         // This leaves out the checksum of the header's second part. That checksum is not
         // authenticated, so it may be added at the end.
-        let bare = header::seal_form(form, key, payload_len, 0);
+        let bare = header::seal_form(form, key, writer, payload_len, 0);
         header[..HEADER_BYTES].copy_from_slice(&bare);
         let (aead, nonce) = value_key(secret, &salt, context);
         let tag = aead
@@ -107,7 +113,7 @@ impl Keyring {
             })?;
         header[TAG_AT..].copy_from_slice(tag.as_ref());
         let checksum = Checksum::of(&header[FINGERPRINT_AT..]);
-        let checked = header::seal_form(form, key, payload_len, checksum);
+        let checked = header::seal_form(form, key, writer, payload_len, checksum);
         header[..HEADER_BYTES].copy_from_slice(&checked);
         Ok(header)
     }
@@ -296,6 +302,7 @@ mod tests {
     use penstock_layout::Span;
 
     use super::*;
+    use crate::header::Writer;
 
     #[test]
     fn the_format_is_what_it_was() {
@@ -309,7 +316,17 @@ mod tests {
         .unwrap();
         let mut payload = *b"keys and values";
         let header = keys
-            .seal_salted(&key, b"tenant", [0x5a; SALT_BYTES], &mut payload, 15, None)
+            .seal_salted(
+                Label {
+                    key: &key,
+                    writer: Writer(0x77),
+                    context: b"tenant",
+                },
+                [0x5a; SALT_BYTES],
+                &mut payload,
+                15,
+                None,
+            )
             .unwrap();
         let hex: String = header
             .iter()
@@ -319,10 +336,10 @@ mod tests {
         // Another library made the same bytes from the description in `docs/reference/values.md`.
         assert_eq!(
             hex,
-            "504e534b010001000f0000000000000030313233343536373839616263646566\
-             0ab524704fc8190e0f18e0c2e5867d5a98cad817c3a318d347ad141301735808\
+            "504e534b020001000f0000000000000030313233343536373839616263646566\
+             fda2b477801b14907700000000000000ec2930d0d3caedddf4f511e3cabb2b49\
              130fb9343bea646112c3866ee6768d8f5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a\
-             5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5aca94995909fa7026632718390f3f70b2\
+             5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a6903bd7dee39fba298e4906cf0f939b3\
              aefac4f8d87486afa170054278430f"
         );
     }

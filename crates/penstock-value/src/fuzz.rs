@@ -10,8 +10,8 @@ use penstock_contract::{Key, Namespace};
 use penstock_layout::Span;
 
 use crate::compress::{self, Element, Speed};
-use crate::header::{self, Checksum, ENCRYPTED_HEADER_BYTES, HEADER_BYTES};
-use crate::sealed::Finding;
+use crate::header::{self, Checksum, ENCRYPTED_HEADER_BYTES, HEADER_BYTES, Writer};
+use crate::sealed::{Finding, Label};
 use crate::{Keyring, MemoryStore, SealedStore};
 
 /// Any bytes in place of a value are accepted only if they are what sealing makes of their payload.
@@ -21,10 +21,14 @@ fn values() {
     check!().for_each(|bytes: &[u8]| {
         let expected = bytes.len().saturating_sub(HEADER_BYTES) as u64;
         if header::verify_value(bytes, &key, expected).is_ok() {
-            let (header, payload) = bytes.split_at(HEADER_BYTES);
+            let (header, payload) = bytes.split_first_chunk().expect("a header");
+            let writer = header::writer_of(header);
             let mut checksum = Checksum::new();
             checksum.update(payload);
-            assert_eq!(header, header::seal(&key, expected, checksum.finish()));
+            assert_eq!(
+                *header,
+                header::seal(&key, writer, expected, checksum.finish())
+            );
         }
     });
 }
@@ -39,7 +43,7 @@ fn changed_values() {
             let mut checksum = Checksum::new();
             checksum.update(payload);
             let length = payload.len() as u64;
-            let header = header::seal(&key, length, checksum.finish());
+            let header = header::seal(&key, Writer(*at as u64), length, checksum.finish());
             let mut bytes = [&header[..], payload].concat();
             let at = at % bytes.len();
             bytes[at] ^= change;
@@ -66,7 +70,7 @@ fn whole_values() {
             others.examine(&key, payload);
             let mut sealed = payload.clone();
             let keys = ours.keys().unwrap();
-            let header = keys.seal(&key, b"", &mut sealed).unwrap();
+            let header = keys.seal(Label::of(&key), &mut sealed).unwrap();
             let mut bytes = [&header[..], &sealed].concat();
             let at = at % bytes.len();
             bytes[at] ^= change;
@@ -99,7 +103,13 @@ fn coded_values() {
             for element in Element::ALL {
                 let mut room = vec![0; store.header_bytes() + payload.len()];
                 let value = store
-                    .seal_coded(&key, b"", element, &payload, checksum, &mut &mut room[..])
+                    .seal_coded(
+                        Label::of(&key),
+                        element,
+                        &payload,
+                        checksum,
+                        &mut &mut room[..],
+                    )
                     .unwrap()
                     .expect("shorter");
                 let bytes = value.value(0).bytes() as usize;

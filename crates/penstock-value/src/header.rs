@@ -3,11 +3,12 @@
 //! | bytes  | content |
 //! |--------|---------|
 //! | 0..4   | `PNSK` |
-//! | 4..6   | format version, little endian, now 1 |
+//! | 4..6   | format version, little endian, now 2 |
 //! | 6..8   | flags, little endian: bit 0 if encrypted, bit 1 if coded, the others zero but for the code's |
 //! | 8..16  | payload length in bytes, little endian |
 //! | 16..32 | namespace digest |
-//! | 32..48 | XXH3-128 of the key's bytes ([`Key::to_bytes`]), little endian |
+//! | 32..40 | XXH3-64 of the key's bytes ([`Key::to_bytes`]), little endian |
+//! | 40..48 | the [`Writer`], little endian |
 //! | 48..56 | checksum, little endian: of the payload, or if encrypted of bytes 64..128 |
 //! | 56..64 | checksum of bytes 0..56, little endian |
 //!
@@ -31,12 +32,13 @@
 //! value catches that adversary too.
 
 use std::cmp::Ordering;
+use std::fmt;
 use std::hash::Hasher;
 use std::ops::Deref;
 
 use penstock_contract::slices::one_piece;
 use penstock_contract::{Key, NAMESPACE_BYTES};
-use twox_hash::{XxHash3_64, XxHash3_128};
+use twox_hash::XxHash3_64;
 
 use crate::compress::Element;
 
@@ -45,7 +47,7 @@ pub use penstock_contract::memory::HEADER_BYTES;
 /// Bytes of the header in front of a payload that is encrypted.
 pub const ENCRYPTED_HEADER_BYTES: usize = 128;
 /// The format version that this library writes, and the only one it reads.
-pub const FORMAT_VERSION: u16 = 1;
+pub const FORMAT_VERSION: u16 = 2;
 
 /// Flag of values whose payload is encrypted.
 const ENCRYPTED: u16 = 1;
@@ -59,8 +61,34 @@ const FLAGS_AT: usize = 6;
 const LENGTH_AT: usize = 8;
 const NAMESPACE_AT: usize = 16;
 const KEY_AT: usize = NAMESPACE_AT + NAMESPACE_BYTES;
+const WRITER_AT: usize = 40;
 pub(crate) const PAYLOAD_CHECKSUM_AT: usize = 48;
 const HEADER_CHECKSUM_AT: usize = 56;
+
+/// Who computed a payload: an engine, from when it was started, or its weights were changed, until it
+/// ends, or they are changed again.
+///
+/// The lower 40 bits are drawn at random, so that no two are the same. The upper 24 stand for all that
+/// decides how numbers are rounded (device, kernels, options), if the engine always computes the same
+/// block to the same bits; they are zero if it does not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Writer(pub u64);
+
+impl Writer {
+    /// Whether both always compute the same bits for the same block.
+    pub fn rounds_as(self, other: Self) -> bool {
+        self.0 >> 40 != 0 && self.0 >> 40 == other.0 >> 40
+    }
+
+    /// Nobody knows who. Of such a value, nobody can be asked to answer for it.
+    pub const UNKNOWN: Self = Self(0);
+}
+
+impl fmt::Display for Writer {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{:016x}", self.0)
+    }
+}
 
 /// Why a value was not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
@@ -127,6 +155,10 @@ pub enum Rejection {
     /// The header or the payload is not what the key's owner encrypted.
     #[error("value does not pass its authentication")]
     Authentication,
+    /// Whoever computed the payload has computed other KV than others did, see
+    /// [`Trust`](crate::Trust).
+    #[error("value is of writer {0}, whose KV was found to be wrong")]
+    Distrusted(Writer),
 }
 
 impl Rejection {
@@ -148,6 +180,7 @@ impl Rejection {
             Self::Unencrypted => "unencrypted",
             Self::UnknownKey => "unknown_key",
             Self::Authentication => "authentication",
+            Self::Distrusted(_) => "distrusted",
         }
     }
 
@@ -194,6 +227,11 @@ impl Default for Checksum {
 /// The payload's checksum, of a header that was verified and is not encrypted.
 pub(crate) fn stated_checksum(header: &[u8; HEADER_BYTES]) -> u64 {
     u64_at(header, PAYLOAD_CHECKSUM_AT)
+}
+
+/// Who computed the payload, of a header that was verified.
+pub(crate) fn writer_of(header: &[u8; HEADER_BYTES]) -> Writer {
+    Writer(u64_at(header, WRITER_AT))
 }
 
 /// The payload's checksum, as a verified header states it. The payload is not verified until
@@ -245,9 +283,10 @@ impl Form {
     }
 }
 
-/// The header for a payload of this length and checksum, stored under this key as it is.
-pub fn seal(key: &Key, payload_len: u64, checksum: u64) -> [u8; HEADER_BYTES] {
-    seal_form(Form::default(), key, payload_len, checksum)
+/// The header for a payload of this length and checksum, computed by `writer` and stored under this
+/// key as it is.
+pub fn seal(key: &Key, writer: Writer, payload_len: u64, checksum: u64) -> [u8; HEADER_BYTES] {
+    seal_form(Form::default(), key, writer, payload_len, checksum)
 }
 
 /// The header for a value of any form, stored under this key. Of an encrypted value, the part of
@@ -255,20 +294,19 @@ pub fn seal(key: &Key, payload_len: u64, checksum: u64) -> [u8; HEADER_BYTES] {
 pub(crate) fn seal_form(
     form: Form,
     key: &Key,
+    writer: Writer,
     payload_len: u64,
     checksum: u64,
 ) -> [u8; HEADER_BYTES] {
-    header(form.flags(), key, payload_len, checksum)
-}
-
-fn header(flags: u16, key: &Key, payload_len: u64, checksum: u64) -> [u8; HEADER_BYTES] {
+    let flags = form.flags();
     let mut header = [0; HEADER_BYTES];
     header[..VERSION_AT].copy_from_slice(&MAGIC);
     header[VERSION_AT..FLAGS_AT].copy_from_slice(&FORMAT_VERSION.to_le_bytes());
     header[FLAGS_AT..LENGTH_AT].copy_from_slice(&flags.to_le_bytes());
     header[LENGTH_AT..NAMESPACE_AT].copy_from_slice(&payload_len.to_le_bytes());
     header[NAMESPACE_AT..KEY_AT].copy_from_slice(&key.namespace.0);
-    header[KEY_AT..PAYLOAD_CHECKSUM_AT].copy_from_slice(&key_digest(key));
+    header[KEY_AT..WRITER_AT].copy_from_slice(&key_digest(key));
+    header[WRITER_AT..PAYLOAD_CHECKSUM_AT].copy_from_slice(&writer.0.to_le_bytes());
     header[PAYLOAD_CHECKSUM_AT..HEADER_CHECKSUM_AT].copy_from_slice(&checksum.to_le_bytes());
     let own = Checksum::of(&header[..HEADER_CHECKSUM_AT]);
     header[HEADER_CHECKSUM_AT..].copy_from_slice(&own.to_le_bytes());
@@ -379,7 +417,7 @@ fn check(
     if header[NAMESPACE_AT..KEY_AT] != key.namespace.0 {
         return Err(Rejection::Namespace);
     }
-    if header[KEY_AT..PAYLOAD_CHECKSUM_AT] != key_digest(key) {
+    if header[KEY_AT..WRITER_AT] != key_digest(key) {
         return Err(Rejection::Key);
     }
     let found = u64_at(header, LENGTH_AT);
@@ -467,6 +505,6 @@ pub(crate) fn check_length(
     }
 }
 
-fn key_digest(key: &Key) -> [u8; 16] {
-    XxHash3_128::oneshot(&key.to_bytes()).to_le_bytes()
+fn key_digest(key: &Key) -> [u8; 8] {
+    XxHash3_64::oneshot(&key.to_bytes()).to_le_bytes()
 }

@@ -120,6 +120,11 @@ impl Keyring {
         &self.secrets[0]
     }
 
+    /// The fingerprints, the first key's first.
+    pub(crate) fn each_fingerprint(&self) -> impl Iterator<Item = &[u8]> {
+        self.secrets.iter().map(|secret| &secret.fingerprint[..])
+    }
+
     pub(crate) fn by_fingerprint(&self, fingerprint: &[u8]) -> Option<&Secret> {
         self.secrets
             .iter()

@@ -2,6 +2,7 @@
 //! this process's memory. [`SealedStore`] does it over any store.
 
 mod coded;
+pub mod compare;
 pub mod compress;
 pub mod copies;
 mod encryption;
@@ -13,9 +14,11 @@ mod keyring;
 mod memory;
 pub mod sealed;
 mod size;
+mod trust;
 
 pub use encryption::MAX_ENCRYPTED_PAYLOAD;
 pub use keyring::{KEYS_VARIABLE, Keyring};
 pub use memory::MemoryStore;
 pub use sealed::SealedStore;
 pub use size::parse_size;
+pub use trust::{Accused, Mark, ROLL, Trust};

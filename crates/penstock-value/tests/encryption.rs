@@ -4,8 +4,9 @@ use penstock_contract::{Key, Namespace, testing};
 use penstock_layout::Span;
 use penstock_value::Keyring;
 use penstock_value::header::{
-    self, Checksum, ENCRYPTED_HEADER_BYTES, HEADER_BYTES, Rejection, verify_value,
+    self, Checksum, ENCRYPTED_HEADER_BYTES, HEADER_BYTES, Rejection, Writer, verify_value,
 };
+use penstock_value::sealed::Label;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -22,7 +23,15 @@ fn key() -> Key {
 
 fn sealed(keys: &Keyring, context: &[u8], payload: &[u8]) -> Vec<u8> {
     let mut payload = payload.to_vec();
-    let header = keys.seal(&key(), context, &mut payload).unwrap();
+    let header = keys
+        .seal(
+            Label {
+                context,
+                ..Label::of(&key())
+            },
+            &mut payload,
+        )
+        .unwrap();
     [&header[..], &payload].concat()
 }
 
@@ -100,7 +109,7 @@ fn wrong_keys_wrong_places_and_wrong_tenants_are_rejected() {
         );
         // Who can write to the store can also make a header that names the other key.
         let mut forged = value.clone();
-        forged[..64].copy_from_slice(&header::seal(&other, 1000, 0));
+        forged[..64].copy_from_slice(&header::seal(&other, Writer::UNKNOWN, 1000, 0));
         forged[6] = 1;
         let forged = with_checksums(forged);
         assert_eq!(
@@ -143,13 +152,17 @@ fn readers_with_and_without_keys_leave_each_other_alone() {
         verify_value(&encrypted, &key(), 500),
         Err(Rejection::Encrypted)
     );
-    let header = header::seal(&key(), 500, Checksum::of(&payload));
+    let header = header::seal(&key(), Writer::UNKNOWN, 500, Checksum::of(&payload));
     let plain = [&header[..], &payload].concat();
     assert_eq!(
         keys.open_value(&mut plain.clone(), &key(), b"", 500),
         Err(Rejection::Unencrypted)
     );
-    let short = [&header::seal(&key(), 2, Checksum::of(b"kv"))[..], b"kv"].concat();
+    let short = [
+        &header::seal(&key(), Writer::UNKNOWN, 2, Checksum::of(b"kv"))[..],
+        b"kv",
+    ]
+    .concat();
     assert_eq!(
         keys.open_value(&mut short.clone(), &key(), b"", 2),
         Err(Rejection::Unencrypted)

@@ -2,7 +2,9 @@
 
 use penstock_contract::{Key, Namespace, testing};
 use penstock_layout::Span;
-use penstock_value::header::{Checksum, HEADER_BYTES, Rejection, seal, verify, verify_value};
+use penstock_value::header::{
+    Checksum, HEADER_BYTES, Rejection, Writer, seal, verify, verify_value,
+};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -11,7 +13,7 @@ fn key() -> Key {
 }
 
 fn sealed(key: &Key, payload: &[u8]) -> Vec<u8> {
-    let header = seal(key, payload.len() as u64, Checksum::of(payload));
+    let header = seal(key, Writer(5), payload.len() as u64, Checksum::of(payload));
     [&header[..], payload].concat()
 }
 
@@ -26,12 +28,17 @@ fn with_header_checksum(mut header: [u8; HEADER_BYTES]) -> [u8; HEADER_BYTES] {
 fn the_format_is_what_it_was() {
     let namespace = Namespace(*b"0123456789abcdef");
     let key = Key::new(namespace, b"chunk", Span::new(0..2, 1..5).unwrap()).unwrap();
-    let header = seal(&key, 0x0102, 0x1122_3344_5566_7788);
+    let header = seal(
+        &key,
+        Writer(0x0a0b_0c0d_0e0f),
+        0x0102,
+        0x1122_3344_5566_7788,
+    );
     let hex: String = header.iter().map(|byte| format!("{byte:02x}")).collect();
     assert_eq!(
         hex,
-        "504e534b01000000020100000000000030313233343536373839616263646566\
-         0ab524704fc8190e0f18e0c2e5867d5a8877665544332211d7fb2621b7e3fdd6"
+        "504e534b02000000020100000000000030313233343536373839616263646566\
+         fda2b477801b14900f0e0d0c0b0a000088776655443322111cc67eee06ff21ff"
     );
     assert_eq!(Checksum::of(b"penstock"), 18_111_801_501_147_755_303);
 }
@@ -67,7 +74,7 @@ fn every_kind_of_rejection() {
         verify(&with_header_checksum(header), &key(), 1000).err()
     };
     assert_eq!(changed(0, b'p'), Some(Rejection::BadMagic));
-    assert_eq!(changed(4, 2), Some(Rejection::Version { found: 2 }));
+    assert_eq!(changed(4, 1), Some(Rejection::Version { found: 1 }));
     assert_eq!(changed(7, 0x80), Some(Rejection::Flags { found: 0x8000 }));
     assert_eq!(
         changed(15, 1),
@@ -142,7 +149,7 @@ proptest! {
         mut rest in vec(any::<u8>(), 64..300),
         expected in any::<u64>(),
     ) {
-        let header = seal(&key(), 100, 1);
+        let header = seal(&key(), Writer(5), 100, 1);
         rest[..known].copy_from_slice(&header[..known]);
         prop_assert!(verify_value(&rest, &key(), expected).is_err());
     }

@@ -27,6 +27,7 @@ from penstock.cli import (
     pool_schemes,
     sharing,
     words,
+    writers,
 )
 from penstock.cli.findings import Finding, Level
 from penstock.errors import (
@@ -284,6 +285,7 @@ def examine(store: Store, timeout: float, keys: EncryptionKeys | None = None) ->
     if keys is not None:
         store = store.encrypted(keys)
         report.findings.append(findings.of_keys(keys))
+    report.findings += writers.of_marks(store, timeout)
     with Pool(store, _NAMESPACE, timeout=timeout) as pool:
         report.findings += _measure(pool, report)
     if (registered := pool_schemes.finding()) is not None:

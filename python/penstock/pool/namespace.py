@@ -21,6 +21,7 @@ from penstock.errors import ConfigError, PenstockError, Rejected, TooSmall
 
 __all__ = [
     "DESCRIPTIONS",
+    "ROLL",
     "DIGEST_BYTES",
     "RENEWED_SECONDS",
     "Published",
@@ -55,13 +56,16 @@ _REMOVED_AT_ONCE = 500
 
 # The number is the format version of values. Versions of Penstock with different formats then use
 # different namespaces, so a rolling upgrade makes neither remove what it cannot read.
-_DIGEST_DOMAIN = b"penstock namespace 1\n"
+_DIGEST_DOMAIN = b"penstock namespace 2\n"
 WHOLE = (0, 1, 0, 1)
 """The span of an object that is not cut by layers or heads."""
 _WHOLE = struct.pack("<4H", *WHOLE)
 
 DESCRIPTIONS = hashlib.sha256(b"penstock namespace descriptions").digest()[:DIGEST_BYTES]
 """The namespace in which descriptions of namespaces lie."""
+
+ROLL = hashlib.sha256(b"penstock distrusted writers").digest()[:DIGEST_BYTES]
+"""The namespace in which engines tell each other whose KV is wrong, see `Store.marks`."""
 
 
 def canonical_json(description: Mapping[str, Any]) -> bytes:

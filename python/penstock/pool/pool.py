@@ -23,6 +23,7 @@ from penstock.errors import (
 )
 from penstock.pool.namespace import (
     DESCRIPTIONS,
+    ROLL,
     DIGEST_BYTES,
     Published,
     Unreadable,
@@ -76,6 +77,10 @@ class Entry(NamedTuple):
     """SHA-256 of the key, see :meth:`Pool.identity`."""
     nbytes: int
     """Bytes that the store holds for it, its header included."""
+
+
+_OWN = {DESCRIPTIONS: "descriptions of namespaces", ROLL: "writers of wrong KV"}
+"""Namespaces that describe a pool itself, and what lies there."""
 
 
 class NamespaceUsage(NamedTuple):
@@ -324,8 +329,8 @@ class Pool:
         found = []
         for digest, objects, nbytes, last_use in store.usage(timeout=deadline.left()):
             published: Published | None = None
-            if digest == DESCRIPTIONS:
-                published = Published({"kind": "descriptions of namespaces"})
+            if digest in _OWN:
+                published = Published({"kind": _OWN[digest]})
             else:
                 with contextlib.suppress(Unreadable):
                     published = read_published(store, digest, timeout=deadline.left())

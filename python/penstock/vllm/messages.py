@@ -59,6 +59,8 @@ class StepOrders:
     """The namespace of each group."""
     weights: int = 0
     """Which weights the namespaces are of: how often weights had changed."""
+    writer: int = 0
+    """Who computes what is stored in the namespaces."""
     changes: Mapping[str, int] = field(default_factory=dict)
     """Worker → how many changes of its weights the scheduler half knew of. A worker that has seen
     more neither loads nor stores for these orders: they are of other weights."""

@@ -11,7 +11,7 @@ use crate::group::Work;
 use crate::host_tier::Value;
 use crate::job::Plan;
 use crate::load_job::{Aim, LoadJob, LoadSpec};
-use crate::store_job::StoreJob;
+use crate::store_job::{StoreAim, StoreJob};
 use crate::table::Job;
 use crate::{Deadline, EngineError, Fence, Outcome, Owner};
 
@@ -29,7 +29,26 @@ impl Engine {
         owner: &Owner,
         after: Fence,
     ) -> Result<(), EngineError> {
-        self.begin_store(job, self.store_job(job, blocks, owner, false, after)?)
+        self.begin_store(
+            job,
+            self.store_job(job, blocks, owner, StoreAim::Usual, after)?,
+        )
+    }
+
+    /// Stores blocks, and compares those that the store has already with what it has, see
+    /// [`Outcome::Disagreed`]. This engine must have computed them itself, and so must it have
+    /// whatever they were computed from. See [`submit_store`](Self::submit_store) for the rest.
+    pub fn submit_witness(
+        &self,
+        job: u64,
+        blocks: &[Block],
+        owner: &Owner,
+        after: Fence,
+    ) -> Result<(), EngineError> {
+        self.begin_store(
+            job,
+            self.store_job(job, blocks, owner, StoreAim::Witness, after)?,
+        )
     }
 
     /// Stores blocks that another engine waits for. They are put before all others that wait. See
@@ -41,7 +60,10 @@ impl Engine {
         owner: &Owner,
         after: Fence,
     ) -> Result<(), EngineError> {
-        self.begin_store(job, self.store_job(job, blocks, owner, true, after)?)
+        self.begin_store(
+            job,
+            self.store_job(job, blocks, owner, StoreAim::Awaited, after)?,
+        )
     }
 
     fn begin_store(&self, job: u64, store: Arc<StoreJob>) -> Result<(), EngineError> {
@@ -58,7 +80,7 @@ impl Engine {
 
     /// Completes a store at once as dropped: for one that must not be done.
     pub fn decline_store(&self, job: u64, blocks: &[Block]) -> Result<(), EngineError> {
-        let store = self.store_job(job, blocks, &Owner::default(), false, Fence::NONE)?;
+        let store = self.store_job(job, blocks, &Owner::default(), StoreAim::Usual, Fence::NONE)?;
         self.table.insert(job, Job::Over)?;
         store.drop_all();
         Ok(())
@@ -148,14 +170,14 @@ impl Engine {
         job: u64,
         blocks: &[Block],
         owner: &Owner,
-        awaited: bool,
+        aim: StoreAim,
         after: Fence,
     ) -> Result<Arc<StoreJob>, EngineError> {
         let plan = self.plan(blocks, Work::Store, owner)?;
         Ok(StoreJob::new(
             job,
             plan,
-            awaited,
+            aim,
             after,
             Arc::clone(&self.completions),
             Arc::clone(&self.inner.counters),
@@ -199,13 +221,14 @@ impl Engine {
             return Err(EngineError::Closed);
         }
         let groups = self.groups.read();
+        let writer = self.writer();
         let mut plan = Plan::default();
         plan.parts.reserve(blocks.len());
         for block in blocks {
             let group = block.group;
             let known = groups.get(&group);
             let known = known.ok_or_else(|| EngineError::not_registered(group))?;
-            known.plan(block, work, owner, &mut plan)?;
+            known.plan(block, work, owner, writer, &mut plan)?;
         }
         Ok(plan)
     }

@@ -53,7 +53,7 @@ fn gather(inner: &Inner, mut batch: Vec<(StoreTicket, Slot<Empty>)>) {
     let outcome = match checksums {
         Ok(checksums) => {
             for ((ticket, slot), checksum) in batch.into_iter().zip(checksums) {
-                let slot = slot.gathered(ticket.transfer().bytes, checksum);
+                let slot = slot.gathered(ticket.transfer(), checksum);
                 let payload = Payload::InSlot(slot);
                 inner.queues.push_put(Put { ticket, payload });
             }
@@ -87,7 +87,13 @@ fn place(inner: &Inner, batch: Vec<StoreTicket>) {
         }
         let transfer = ticket.transfer();
         let bytes = transfer.bytes as u64;
-        match node.reserve(&transfer.key, bytes, transfer.position, deadline) {
+        match node.reserve(
+            &transfer.key,
+            transfer.writer,
+            bytes,
+            transfer.position,
+            deadline,
+        ) {
             Ok(Some(room)) => placed.push((ticket, room)),
             Ok(None) => pass_on(inner, ticket),
             Err(_) => inner.queues.gather_instead(ticket),

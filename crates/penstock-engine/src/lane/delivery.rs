@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use penstock_contract::ErrorKind;
 use penstock_value::SealedStore;
+use penstock_value::header::Rejection;
 use penstock_value::sealed::Got;
 
 use super::Inner;
@@ -95,6 +96,15 @@ impl<'a> Deliveries<'a> {
 
     /// Delivers a value of the host tier.
     pub(super) fn held(&mut self, ticket: LoadTicket, value: Value) {
+        let writer = value.writer();
+        if self.inner.is_distrusted(writer) {
+            drop(value);
+            self.inner
+                .queues
+                .host_tier()
+                .discard(&ticket.transfer().key);
+            return ticket.resolve(Outcome::Rejected(Rejection::Distrusted(writer)));
+        }
         let from = Source::HostTier(value);
         self.add(Delivery { ticket, from });
     }

@@ -33,6 +33,9 @@ pub(super) fn run(inner: &Inner) {
 }
 
 fn load(inner: &Inner, batch: Vec<(LoadTicket, Slot<Empty>)>) {
+    inner
+        .store
+        .refresh_trust(Instant::now() + inner.config.get_timeout);
     let batch = batch.into_iter().map(|(ticket, slot)| Fetching {
         ticket,
         slot,

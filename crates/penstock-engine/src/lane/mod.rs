@@ -7,6 +7,7 @@ mod get;
 mod in_place;
 mod node;
 mod put;
+mod witness;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -40,6 +41,8 @@ pub(crate) struct Inner {
     pub(crate) faults: Mutex<Vec<Fault>>,
     /// Whether it was told that a device's copies are made one by one.
     pub(crate) told_of_batches: AtomicBool,
+    /// Whether it was told that others have found this engine's KV to be wrong.
+    pub(crate) told_of_distrust: AtomicBool,
     pub(crate) counters: Arc<Counters>,
     /// Lanes of a kind rest together: they take from one queue.
     pub(crate) lanes: Lanes,

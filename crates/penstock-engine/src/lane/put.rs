@@ -10,7 +10,7 @@ use penstock_contract::{ErrorKind, Key, PutOutcome};
 use penstock_value::SealedStore;
 use penstock_value::sealed::{LARGEST_HEADER_BYTES, SealedBeside, SealedValue};
 
-use super::Inner;
+use super::{Inner, witness};
 use crate::Outcome;
 use crate::arena::{Gathered, Sealed, Slot};
 use crate::queue::{Payload, Put, PutWork};
@@ -37,6 +37,11 @@ pub(super) fn run(inner: &Inner) {
 fn put(inner: &Inner, batch: Vec<Put>, scratch: &mut Vec<u8>) {
     let start = Instant::now();
     let deadline = start + inner.config.put_timeout;
+    let batch = witness::trusted(inner, batch, inner.config.put_timeout);
+    let batch = witness::bear(inner, batch, scratch);
+    if batch.is_empty() {
+        return;
+    }
     let (tickets, mut ready): (Vec<_>, Vec<_>) = batch
         .into_iter()
         .map(|Put { ticket, payload }| (ticket, Ready::from(payload)))

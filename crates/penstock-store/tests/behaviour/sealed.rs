@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
 use penstock_contract::{Key, Listed, Namespace, PutOutcome, Result, Store};
-use penstock_value::header::{self, Checksum, HEADER_BYTES};
+use penstock_value::header::{self, Checksum, HEADER_BYTES, Writer};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::{bytes, eventually, get, key, soon};
@@ -27,7 +27,7 @@ pub fn put_sealed_by(
     deadline: Instant,
 ) -> Result<PutOutcome> {
     let (key, payload) = (key(SHARED, n), bytes(n, len));
-    let header = header::seal(&key, len as u64, Checksum::of(&payload));
+    let header = header::seal(&key, Writer::UNKNOWN, len as u64, Checksum::of(&payload));
     store.put(
         &key,
         &[IoSlice::new(&header), IoSlice::new(&payload)],

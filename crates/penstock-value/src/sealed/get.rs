@@ -8,7 +8,7 @@ use penstock_contract::{Error, GetOutcome, GetRequest, Key, Result, Store, unans
 
 use super::{LARGEST_HEADER_BYTES, Memory, SealedStore};
 use crate::coded::{self, Coded, Whole};
-use crate::header::{self, Rejection};
+use crate::header::{self, Rejection, Writer};
 
 /// One value that is wanted, and the memory in which it arrives.
 pub struct Wanted<'a> {
@@ -73,15 +73,22 @@ impl<D> Rejected<D> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verified {
     bytes: u64,
+    writer: Writer,
     mended: bool,
 }
 
 impl Verified {
-    pub(super) fn as_it_came(bytes: u64) -> Self {
+    pub(super) fn as_it_came(bytes: u64, writer: Writer) -> Self {
         Self {
             bytes,
+            writer,
             mended: false,
         }
+    }
+
+    /// Who computed the payload.
+    pub fn writer(self) -> Writer {
+        self.writer
     }
 
     /// Bytes of the payload, which lies behind the header.
@@ -216,10 +223,10 @@ impl SealedStore {
             };
             let bytes = bytes_of(&outcome);
             match self.judge(&mut destination, outcome, None) {
-                Got::Payload(Verified { bytes, .. }) => {
+                Got::Payload(verified) => {
                     self.mended.fetch_add(1, Ordering::Relaxed);
                     let mended = true;
-                    return (destination, Got::Payload(Verified { bytes, mended }));
+                    return (destination, Got::Payload(Verified { mended, ..verified }));
                 }
                 too_large @ Got::TooLarge(_) => return (destination, too_large),
                 Got::Rejected(why) if !why.is_foreign() => remove(&**tier, bytes),
@@ -300,13 +307,15 @@ impl SealedStore {
         if matches!(whole, Whole::Coded(_)) && !self.takes_coded {
             return Err(Rejection::Coded);
         }
+        let writer = header::writer_of(header::header_of(&memory, arrived, bytes)?);
+        self.check_writer(writer)?;
         if bytes > room.saturating_sub(LARGEST_HEADER_BYTES as u64) {
             return Ok(Got::TooLarge(bytes));
         }
         if let Whole::Coded(coded) = whole {
             self.decode(coded, &mut memory)?;
         }
-        Ok(Got::Payload(Verified::as_it_came(bytes)))
+        Ok(Got::Payload(Verified::as_it_came(bytes, writer)))
     }
 
     fn decode(&self, coded: Coded, memory: &mut Memory<'_>) -> std::result::Result<(), Rejection> {

@@ -79,6 +79,8 @@ impl SealedStore {
             let bytes =
                 payload_bytes.unwrap_or_else(|| header::payload_len(value, arrived, HEADER_BYTES));
             let whole = coded::verify_slices(&[value], arrived, key, bytes, checksum)?;
+            let writer = header::writer_of(header::header_of(&[value], arrived, bytes)?);
+            self.check_writer(writer)?;
             if bytes > most {
                 return Ok(Got::TooLarge(bytes));
             }
@@ -87,7 +89,7 @@ impl SealedStore {
                 Whole::Plain => scatter(&value[HEADER_BYTES..], memory),
                 Whole::Coded(coded) => coded.decode_to(value, memory)?,
             }
-            Ok(Got::Payload(Verified::as_it_came(bytes)))
+            Ok(Got::Payload(Verified::as_it_came(bytes, writer)))
         })
     }
 

@@ -35,13 +35,13 @@ use smallvec::SmallVec;
 
 pub use get::{Arrival, Destination, Got, Rejected, Verified, Wanted};
 pub use placed::{Lent, Reserved};
-pub use put::{Seal, SealedBeside, SealedInPlace, SealedValue};
+pub use put::{Label, Seal, SealedBeside, SealedInPlace, SealedValue};
 pub use whole::{Carried, Finding};
 
 use penstock_contract::{Capabilities, Key, Listed, Namespace, Result, Store, StoreStats};
 
-use crate::Keyring;
-use crate::header::{ENCRYPTED_HEADER_BYTES, HEADER_BYTES};
+use crate::header::{ENCRYPTED_HEADER_BYTES, HEADER_BYTES, Rejection, Writer};
+use crate::{Keyring, Trust};
 
 /// Bytes that a destination has beyond its payload's. A value that arrives may have either header,
 /// whether the reader has keys or not. Only when the value is there does it show whether it is
@@ -65,6 +65,8 @@ pub struct SealedStore {
     store: Arc<dyn Store>,
     keys: Option<Arc<Keyring>>,
     takes_coded: bool,
+    /// Whom the pool trusts no more; None if that is not looked at.
+    trust: Option<Arc<Trust>>,
     /// Memory for codes while they are decoded: a piece for each thread that was ever decoding at
     /// the same time as others.
     scratch: Mutex<Vec<Vec<u8>>>,
@@ -79,6 +81,7 @@ impl SealedStore {
             store,
             keys,
             takes_coded: false,
+            trust: None,
             scratch: Mutex::default(),
             rejected: AtomicU64::new(0),
             mended: AtomicU64::new(0),
@@ -90,6 +93,32 @@ impl SealedStore {
     pub fn taking_coded(mut self) -> Self {
         self.takes_coded = true;
         self
+    }
+
+    /// Has this store accept no values of writers that the pool trusts no more.
+    #[must_use]
+    pub fn trusting(mut self, trust: Arc<Trust>) -> Self {
+        self.trust = Some(trust);
+        self
+    }
+
+    /// Whom the pool trusts no more, if that is looked at.
+    pub fn trust(&self) -> Option<&Trust> {
+        self.trust.as_deref()
+    }
+
+    /// Reads whom the pool trusts no more, if that is looked at and it is time to.
+    pub fn refresh_trust(&self, deadline: Instant) {
+        if let Some(trust) = &self.trust {
+            trust.refresh(Instant::now(), deadline);
+        }
+    }
+
+    fn check_writer(&self, writer: Writer) -> std::result::Result<(), Rejection> {
+        match &self.trust {
+            Some(trust) if trust.is_distrusted(writer) => Err(Rejection::Distrusted(writer)),
+            _ => Ok(()),
+        }
     }
 
     /// The store beneath, whose values are opaque bytes.

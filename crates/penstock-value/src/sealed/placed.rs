@@ -9,13 +9,14 @@ use penstock_contract::{GetRequest, Key, PutOutcome, Result};
 
 use super::in_place::get_summed;
 use super::{Got, LARGEST_HEADER_BYTES, SealedBeside, SealedStore, Wanted};
-use crate::header::{self, HEADER_BYTES, Rejection};
+use crate::header::{self, HEADER_BYTES, Rejection, Writer};
 
 /// Room for a value, in this machine's memory. Nobody sees the value before it is published. If this
 /// is dropped before, the room is free again.
 pub struct Reserved<'a> {
     room: Box<dyn memory::Reserved + 'a>,
     key: Key,
+    writer: Writer,
     payload_bytes: u64,
 }
 
@@ -51,7 +52,7 @@ impl Reserved<'_> {
     }
 
     fn show(self, checksum: u64) -> Result<PutOutcome> {
-        let header = header::seal(&self.key, self.payload_bytes, checksum);
+        let header = header::seal(&self.key, self.writer, self.payload_bytes, checksum);
         self.room.publish(&header)
     }
 }
@@ -87,7 +88,7 @@ impl SealedStore {
         self.store.memory().map(|memory| memory.region())
     }
 
-    /// Room for a value. None if the value is there already. `position` is as
+    /// Room for a value that `writer` computes. None if the value is there already. `position` is as
     /// [`PutRequest::position`](penstock_contract::PutRequest::position).
     ///
     /// Fails as a put does, and with
@@ -100,6 +101,7 @@ impl SealedStore {
     pub fn reserve(
         &self,
         key: &Key,
+        writer: Writer,
         payload_bytes: u64,
         position: u64,
         deadline: Instant,
@@ -109,6 +111,7 @@ impl SealedStore {
         Ok(room.map(|room| Reserved {
             room,
             key: *key,
+            writer,
             payload_bytes,
         }))
     }
@@ -136,7 +139,8 @@ impl SealedStore {
                 return Err(Rejection::Coded);
             }
             header::check_length(HEADER_BYTES, lent.bytes(), payload_bytes)?;
-            checksum.check(lent.sum())
+            checksum.check(lent.sum())?;
+            self.check_writer(header::writer_of(lent.header()))
         });
         match verified {
             Ok(()) => Ok(Some(Lent(lent))),

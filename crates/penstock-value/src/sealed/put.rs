@@ -9,7 +9,29 @@ use smallvec::SmallVec;
 
 use super::SealedStore;
 use crate::compress::{self, Element};
-use crate::header::{self, Checksum, ENCRYPTED_HEADER_BYTES, HEADER_BYTES};
+use crate::header::{self, Checksum, ENCRYPTED_HEADER_BYTES, HEADER_BYTES, Writer};
+
+/// What a payload is sealed under.
+#[derive(Clone, Copy, Debug)]
+pub struct Label<'a> {
+    /// The object's name.
+    pub key: &'a Key,
+    /// Who computed the payload.
+    pub writer: Writer,
+    /// What goes into the encryption besides the keys; empty for nothing.
+    pub context: &'a [u8],
+}
+
+impl<'a> Label<'a> {
+    /// The label of a payload that nobody is known to have computed, without a context.
+    pub fn of(key: &'a Key) -> Self {
+        Self {
+            key,
+            writer: Writer::UNKNOWN,
+            context: &[],
+        }
+    }
+}
 
 /// A value that was made in place, where its payload lay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,18 +146,20 @@ impl SealedStore {
     /// Fails as [`Keyring::seal`](crate::Keyring::seal) does.
     pub fn seal_in_place(
         &self,
-        key: &Key,
-        context: &[u8],
+        label: Label<'_>,
         value: &mut [u8],
         checksum: u64,
     ) -> Result<SealedInPlace> {
         let (header, payload) = value.split_at_mut(self.header_bytes());
         match &self.keys {
-            Some(keys) => header.copy_from_slice(&keys.seal(key, context, payload)?),
-            None => header.copy_from_slice(&header::seal(key, payload.len() as u64, checksum)),
+            Some(keys) => header.copy_from_slice(&keys.seal(label, payload)?),
+            None => {
+                let len = payload.len() as u64;
+                header.copy_from_slice(&header::seal(label.key, label.writer, len, checksum));
+            }
         }
         Ok(SealedInPlace {
-            key: *key,
+            key: *label.key,
             bytes: value.len(),
             is_encrypted: self.keys.is_some(),
         })
@@ -153,8 +177,7 @@ impl SealedStore {
     /// If there is no room for the header.
     pub fn seal_coded<'r>(
         &self,
-        key: &Key,
-        context: &[u8],
+        label: Label<'_>,
         element: Element,
         payload: &[u8],
         checksum: u64,
@@ -171,7 +194,7 @@ impl SealedStore {
         let code_of = Some(element);
         match &self.keys {
             Some(keys) => {
-                let sealed = keys.seal_form(key, context, code, payload_len, code_of)?;
+                let sealed = keys.seal_form(label, code, payload_len, code_of)?;
                 header.copy_from_slice(&sealed);
             }
             None => {
@@ -179,10 +202,19 @@ impl SealedStore {
                     is_encrypted: false,
                     code: code_of,
                 };
-                header.copy_from_slice(&header::seal_form(form, key, payload_len, checksum));
+                header.copy_from_slice(&header::seal_form(
+                    form,
+                    label.key,
+                    label.writer,
+                    payload_len,
+                    checksum,
+                ));
             }
         }
-        Ok(Some(SealedBeside { key: *key, value }))
+        Ok(Some(SealedBeside {
+            key: *label.key,
+            value,
+        }))
     }
 
     /// Makes a coded value of one that was [copied along](Self::copy_along), see
@@ -196,10 +228,15 @@ impl SealedStore {
         let (header, payload) =
             (whole.value.split_first_chunk()).expect("a whole value has a header");
         let checksum = header::stated_checksum(header);
-        self.seal_coded(&whole.key, &[], element, payload, checksum, room)
+        let label = Label {
+            writer: header::writer_of(header),
+            ..Label::of(&whole.key)
+        };
+        self.seal_coded(label, element, payload, checksum, room)
     }
 
-    /// Makes a value of a payload that lies in pieces. The pieces are not written to: with keys, a
+    /// Makes a value of a payload that lies in pieces, and that nobody is known to have computed. The
+    /// pieces are not written to: with keys, a
     /// copy is encrypted.
     ///
     /// Fails as [`Keyring::seal`](crate::Keyring::seal) does.
@@ -209,17 +246,26 @@ impl SealedStore {
         context: &[u8],
         payload: impl Iterator<Item = &'a [u8]> + Clone,
     ) -> Result<Seal> {
+        let label = Label {
+            context,
+            ..Label::of(key)
+        };
         let bytes = payload.clone().map(<[u8]>::len).sum();
         let form = match &self.keys {
             Some(keys) => {
                 let mut copy = Vec::with_capacity(bytes);
                 payload.for_each(|piece| copy.extend_from_slice(piece));
-                Form::Encrypted(keys.seal(key, context, &mut copy)?, copy)
+                Form::Encrypted(keys.seal(label, &mut copy)?, copy)
             }
             None => {
                 let mut checksum = Checksum::new();
                 payload.for_each(|piece| checksum.update(piece));
-                Form::Plain(header::seal(key, bytes as u64, checksum.finish()))
+                Form::Plain(header::seal(
+                    key,
+                    label.writer,
+                    bytes as u64,
+                    checksum.finish(),
+                ))
             }
         };
         Ok(Seal { key: *key, form })

@@ -88,6 +88,7 @@ from penstock.vllm.compat.requests import (
     scheduled,
 )
 from penstock.vllm.compat.resets import wrap_resets
+from penstock.vllm.compat.rounding import rounding
 from penstock.vllm.compat.specs import (
     check_block_hashing,
     has_layer_views,
@@ -193,6 +194,7 @@ __all__ = [
     "requests_per_step",
     "require_embeddings",
     "rest",
+    "rounding",
     "scheduled",
     "spec_kind",
     "stages",

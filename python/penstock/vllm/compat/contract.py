@@ -233,11 +233,13 @@ USES = (
     Use("vllm.utils.cpu_resource_utils", "get_memory_node_info", ("node_id",)),
     Use("vllm.config", "KVTransferConfig"),
     Use("vllm.config", "VllmConfig"),
+    Use("vllm.config", "VllmConfig.compute_hash", ()),
     Use("vllm.config", "VllmConfig._resolve_mm_embedding_inputs", (), is_wrapped=True),
     Use("vllm.config", "get_layers_from_vllm_config", ("vllm_config", "layer_type")),
     Use("vllm.model_executor.layers.attention_layer_base", "AttentionLayerBase"),
     Use("vllm.v1.request", "RequestStatus"),
     Use("vllm.engine.arg_utils", "EngineArgs"),
+    Use("vllm.envs", "VLLM_BATCH_INVARIANT"),
     Use("vllm.envs", "VLLM_KV_CACHE_LAYOUT"),
     Use("vllm.platforms", "current_platform"),
     *(

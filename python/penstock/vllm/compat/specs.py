@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
@@ -55,7 +55,8 @@ def transfer_groups(vllm_config: Any, kv_cache_config: KVCacheConfig) -> Groups:
                 state=state,
                 draft=draft,
                 packing=packing,
-                element=_element(spec, state, vllm_config) if packing is None else None,
+                element=_numbers(spec, state, vllm_config, _ELEMENTS) if packing is None else None,
+                numbers=_numbers(spec, state, vllm_config, _NUMBERS),
             )
         )
     if not groups:
@@ -189,15 +190,23 @@ _ELEMENTS = {
 }
 """Types of numbers that there is a coder for."""
 
+_NUMBERS = _ELEMENTS | {"torch.float32": "fp32"}
+"""Types of numbers that can be compared."""
 
-def _element(spec: Any, state: State | None, vllm_config: Any) -> str | None:
-    """The type of the numbers that pages are made of, if they all have one."""
+
+def _numbers(
+    spec: Any, state: State | None, vllm_config: Any, names: Mapping[str, str]
+) -> str | None:
+    """The name of the type of the numbers that pages are made of, if they all have one."""
     dtypes = (str(spec.dtype),) if state is None else state.dtypes
+    if state is None and spec.kv_quant_mode.name not in ("NONE", "FP8_PER_TENSOR"):
+        # There are scales among them.
+        return None
     if state is None and spec.kv_quant_mode.name == "FP8_PER_TENSOR":
         # vLLM may say no more of them than that they are bytes.
         is_e5m2 = vllm_config.cache_config.cache_dtype == "fp8_e5m2"
         dtypes = ("torch.float8_e5m2" if is_e5m2 else "torch.float8_e4m3fn",)
-    found = {_ELEMENTS.get(dtype) for dtype in dtypes}
+    found = {names.get(dtype) for dtype in dtypes}
     return found.pop() if len(found) == 1 else None
 
 

@@ -100,7 +100,7 @@ class SchedulerHalf:
         node = open_node_memory(settings.host_memory, "penstock-scheduler")
         spans = spans_to(settings.otlp_endpoint)
         orders = Orders(adapter_of)
-        weights = Weights()
+        weights = Weights(rounding=facts.rounding)
         counters = Counters()
         self._settings = settings
         self._facts = facts
@@ -351,6 +351,7 @@ class SchedulerHalf:
         if orders.loads or orders.stores or orders.prefetches:
             orders.namespaces = self._agreement.namespaces
             orders.weights = self._weights.count
+            orders.writer = self._weights.writer
             orders.changes = dict(self._weights.changes)
         if step.is_empty and self._only_loads_run():
             # Counted from now, because the engine may hand out several steps before the first is

@@ -140,6 +140,7 @@ class Versions:
         if self._agreement.namespaces == before:
             return
         self._weights.count += 1
+        self._weights.renew_writer()
         self._weights.last_old_job = self._orders.number()
         self._descriptions.forget()
         self._catalogue.forget_pool()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -17,6 +18,13 @@ class Weights:
 
     count: int = 0
     """How often the namespaces have changed with the weights."""
+    rounding: int = 0
+    """What stands for how the engine rounds numbers, in 24 bits; 0 if it does not always compute the
+    same block to the same bits."""
+    writer: int = field(init=False)
+    """Who computes KV now: this engine with these weights, see ``Writer`` in
+    ``penstock-value/src/header.rs``. If others find its KV to be wrong, that says nothing about what
+    it computes with the next."""
     changes: dict[str, int] = field(default_factory=dict)
     """Worker → how many changes it has told of."""
     is_unknown: bool = False
@@ -32,6 +40,13 @@ class Weights:
     """Whether the engine's own prefix cache may have blocks of weights that are gone."""
     has_old_encodings: bool = False
     """Whether the engine may have kept what weights that are gone made of images."""
+
+    def __post_init__(self) -> None:
+        self.renew_writer()
+
+    def renew_writer(self) -> None:
+        """The weights are others: what is computed with them is another writer's."""
+        self.writer = self.rounding << 40 | (secrets.randbits(40) or 1)
 
     def is_stale(self, *, hits: bool, has_images: bool) -> bool:
         """Whether a request comes to something of weights that are gone: to blocks in the engine's

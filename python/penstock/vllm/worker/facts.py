@@ -35,6 +35,8 @@ class WorkerFacts:
     """This rank's number among the stage's tensor-parallel ranks."""
     backends: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     """By a group's position: vLLM's names for the attention backends of its layers here."""
+    takes_images: bool = False
+    """Whether the model reads images, sounds or the like beside tokens."""
 
     @property
     def ranks(self) -> int:

@@ -111,7 +111,7 @@ class WorkerHalf:
         """Submits the step's loads, prefetches and cancellations. With a step that computes
         nothing, its stores too."""
         _, jobs = self._running()
-        jobs.name_groups(orders.namespaces, orders.weights)
+        jobs.name_groups(orders.namespaces, orders.weights, orders.writer)
         self._idle_until = orders.idle_until
         if orders.step:
             jobs.report.steps.add(orders.step)
@@ -140,7 +140,7 @@ class WorkerHalf:
 
     def _submit_stores(self, orders: StepOrders) -> None:
         _, jobs = self._running()
-        jobs.name_groups(orders.namespaces, orders.weights)
+        jobs.name_groups(orders.namespaces, orders.weights, orders.writer)
         after = self._raise_fence() if orders.stores else None
         is_stale = self._is_stale(orders)
         for job in orders.stores:

@@ -40,8 +40,8 @@ class Jobs:
         self._loaded: set[str] = set()
         self._failed_blocks: set[int] = set()
         self._failed_requests: set[str] = set()
-        self._value_bytes = 0
-        """What the engine has put into the pool, as far as it is counted."""
+        self._counted = engine.stats()
+        """What the engine had counted at the last look."""
         self._names: tuple[bytes, ...] = ()
         self._stale: set[int] = set()
         """Loads that are given up, or of weights that are gone."""
@@ -58,15 +58,16 @@ class Jobs:
 
     # --- orders ---------------------------------------------------------------------------
 
-    def name_groups(self, namespaces: Sequence[bytes], weights: int) -> None:
-        """Takes in the groups' namespaces. They come with the first job, and with the first one
-        after the weights have changed."""
+    def name_groups(self, namespaces: Sequence[bytes], weights: int, writer: int) -> None:
+        """Takes in the groups' namespaces, and who computes what is stored there. They come with the
+        first job, and with the first one after the weights have changed."""
         names = tuple(namespaces)
         if not names or (names, weights) == (self._names, self._weights):
             return
         if names != self._names:
             for group, namespace in enumerate(names):
                 self._engine.name_group(group, namespace)
+        self._engine.set_writer(writer)
         self._names = names
         # What was reported is of other blocks.
         self.report.held, self.report.weights = b"", weights
@@ -134,6 +135,7 @@ class Jobs:
                 salt=job.salt,
                 tenant=job.tenant,
                 awaited=job.is_awaited,
+                witness=job.is_witness,
                 after=after,
             )
         else:
@@ -217,12 +219,23 @@ class Jobs:
         self.report.stored[done.job] = 1
         if unstored := done.missing:
             self.report.unstored[done.job] = set(unstored)
+        if disagreed := done.lost:
+            self.report.disagreed[done.job] = set(disagreed)
+            self._counters.count("witness_disagreements", len(disagreed))
         self._counters.count("stored_bytes", done.stored_bytes)
-        value_bytes = self._engine.stats()["stored_value_bytes"]
-        self._counters.count("stored_value_bytes", value_bytes - self._value_bytes)
-        self._value_bytes = value_bytes
+        self._count_stats()
         self._counters.count("stores_dropped", done.dropped_objects)
         self._counters.count("stores_failed", done.failed_objects)
+
+    def _count_stats(self) -> None:
+        """Takes in what the engine counts beside its jobs."""
+        stats = self._engine.stats()
+        before, self._counted = self._counted, stats
+        self._counters.count(
+            "stored_value_bytes", stats["stored_value_bytes"] - before["stored_value_bytes"]
+        )
+        self.report.witnessed += stats["witnessed_objects"] - before["witnessed_objects"]
+        self.report.witness_seconds += (stats["witness_nanos"] - before["witness_nanos"]) * 1e-9
 
     def _on_prefetched(self, done: Completion) -> None:
         self.report.prefetched[done.job] = 1

@@ -107,6 +107,8 @@ def register(
             replica=facts.replica_of(facts.groups[position]),
             cuda_device=memory.cuda_device,
             element=facts.groups[position].element,
+            numbers=facts.groups[position].numbers,
+            reads_tokens=facts.groups[position].draft is None and not facts.takes_images,
         )
     shares = tuple(
         held[position].share() if position in held else None
@@ -198,6 +200,7 @@ def _start_engine(
         compress=settings.compression == LOSSLESS,
         store_wait=settings.store_wait,
         store_timeout=settings.store_timeout,
+        trusts=True,
     )
 
 

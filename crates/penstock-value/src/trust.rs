@@ -1,0 +1,366 @@
+//! Writers whose KV was found to be wrong. Engines that share a pool tell each other of them by one
+//! value in it, the roll.
+//!
+//! An engine that computes a block which the pool already has compares both. If they are not of the
+//! same KV, it marks the writer of the pool's value. From then on, no engine loads what that writer
+//! has stored, and whoever comes across such a value removes it.
+//!
+//! Of two that disagree, either may be wrong. So marks count as votes do:
+//!
+//! | who | is |
+//! |---|---|
+//! | a writer that another engine has marked | not trusted |
+//! | an engine that two others have marked | no witness: its marks do not count |
+//! | an engine that has marked three others | likely to be wrong itself: it marks itself. Its marks do not count, and it is not trusted |
+//!
+//! The roll only grows, so engines that write it at the same time lose nothing for long: each looks
+//! for its own marks whenever it reads the roll, and writes those that are not there.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::io::IoSliceMut;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+use parking_lot::{Mutex, RwLock};
+use penstock_contract::{
+    Key, NAMESPACE_BYTES, Namespace, PutOutcome, Result, Span, Store, unanswered,
+};
+use twox_hash::XxHash3_64;
+
+use crate::header::Writer;
+use crate::sealed::{Destination, Got, HeaderRoom, Wanted};
+use crate::{Keyring, SealedStore};
+
+/// The namespace that rolls lie in: SHA-256 of `penstock distrusted writers`, cut to its length.
+pub const ROLL: Namespace = Namespace([
+    0x6a, 0x76, 0xb1, 0x80, 0x09, 0x29, 0x29, 0x61, 0x8c, 0x03, 0xdf, 0xc6, 0x9e, 0xa4, 0x22, 0x9c,
+]);
+
+/// How old what is known of the roll may be.
+const EVERY: Duration = Duration::from_secs(10);
+/// When the roll is read again that could not be read.
+const AGAIN: Duration = Duration::from_secs(1);
+/// The most marks that a roll holds. The oldest go first.
+const MOST_MARKS: usize = 1024;
+/// So many writers that one engine disagrees with are taken for its own fault.
+const TOO_MANY: usize = 3;
+/// So many engines that disagree with a writer show that it is no witness.
+const ENOUGH: usize = 2;
+
+/// Bytes of a mark in the roll.
+const MARK_BYTES: usize = 3 * 8 + NAMESPACE_BYTES;
+
+/// That one engine has found another's KV to be wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Mark {
+    /// Whose KV it was.
+    pub writer: Writer,
+    /// Who computed other KV.
+    pub witness: Writer,
+    /// When, in seconds since 1970.
+    pub at: u64,
+    /// Where the value lay.
+    pub namespace: Namespace,
+}
+
+/// What follows from an engine's mark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Accused {
+    /// The engine had marked this writer before.
+    Again,
+    /// The writer is not trusted any more.
+    Writer,
+    /// The engine has marked so many that it is likely to be wrong itself.
+    Itself,
+}
+
+/// What one engine knows of the roll of a pool, and its own marks.
+pub struct Trust {
+    /// The pool, without tiers in front of it: these would show an old roll.
+    rolls: SealedStore,
+    /// Where the roll lies, for each of the encryption keys. The first is written.
+    keys: Vec<Key>,
+    own: Mutex<Vec<Mark>>,
+    known: RwLock<Known>,
+    /// When the roll is read again.
+    next: Mutex<Option<Instant>>,
+    was_read: AtomicBool,
+}
+
+#[derive(Default)]
+struct Known {
+    marks: BTreeSet<Mark>,
+    distrusted: HashSet<Writer>,
+}
+
+impl Trust {
+    /// What the pool's roll says, once it is read. Engines with other encryption keys have another
+    /// roll: they cannot load these values either.
+    pub fn new(store: &Arc<dyn Store>, keys: Option<&Arc<Keyring>>) -> Self {
+        let far = store.tiers().last().unwrap_or(store);
+        Self {
+            rolls: SealedStore::new(Arc::clone(far), keys.cloned()),
+            keys: match keys {
+                Some(keys) => keys.each_fingerprint().map(roll_key).collect(),
+                None => vec![roll_key(&[])],
+            },
+            own: Mutex::default(),
+            known: RwLock::default(),
+            next: Mutex::default(),
+            was_read: AtomicBool::new(false),
+        }
+    }
+
+    /// Whether no value of this writer is to be loaded.
+    pub fn is_distrusted(&self, writer: Writer) -> bool {
+        self.known.read().distrusted.contains(&writer)
+    }
+
+    /// All marks that are known, each with whether it counts.
+    pub fn marks(&self) -> Vec<(Mark, bool)> {
+        let known = self.known.read();
+        let votes = Votes::of(&known.marks);
+        let marks = known.marks.iter();
+        marks.map(|&mark| (mark, votes.counts(&mark))).collect()
+    }
+
+    /// Reads the roll if what is known of it is too old at the time `now`. The first call waits for
+    /// another thread that reads it; later ones go by what is known.
+    pub fn refresh(&self, now: Instant, deadline: Instant) {
+        let next = if self.was_read.load(Ordering::Acquire) {
+            self.next.try_lock()
+        } else {
+            Some(self.next.lock())
+        };
+        let Some(mut next) = next else { return };
+        if next.is_none_or(|next| next <= now) {
+            let after = match self.read(deadline) {
+                Ok(()) => EVERY,
+                Err(_) => AGAIN,
+            };
+            *next = Some(now + after);
+        }
+    }
+
+    /// Marks a writer whose value in a namespace is not of the KV that `witness` has computed. What
+    /// the mark means holds here from now on, whether or not the pool can be told.
+    ///
+    /// Fails if the pool could not be told; it is told when the roll is read again.
+    pub fn accuse(
+        &self,
+        writer: Writer,
+        witness: Writer,
+        namespace: Namespace,
+        deadline: Instant,
+    ) -> (Accused, Result<()>) {
+        let accused = {
+            let mut own = self.own.lock();
+            let by_witness = |mark: &&Mark| mark.witness == witness;
+            if own
+                .iter()
+                .filter(by_witness)
+                .any(|mark| mark.writer == writer)
+            {
+                return (Accused::Again, Ok(()));
+            }
+            let at = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+            let mark = Mark {
+                writer,
+                witness,
+                at: at.map_or(0, |since| since.as_secs()),
+                namespace,
+            };
+            own.push(mark);
+            let others = own.iter().filter(by_witness);
+            let others = others.filter(|mark| mark.writer != witness).count();
+            if others == TOO_MANY {
+                own.push(Mark {
+                    writer: witness,
+                    ..mark
+                });
+                Accused::Itself
+            } else {
+                Accused::Writer
+            }
+        };
+        self.learn([]);
+        let told = self.read(deadline);
+        (accused, told)
+    }
+
+    /// Reads the roll, and writes those of the own marks that are not there.
+    ///
+    /// Fails if the pool did.
+    pub fn read(&self, deadline: Instant) -> Result<()> {
+        let mut found = BTreeSet::new();
+        let mut first = BTreeSet::new();
+        for (place, key) in self.keys.iter().enumerate() {
+            let marks = self.read_one(key, deadline)?;
+            if place == 0 {
+                first.clone_from(&marks);
+            }
+            found.extend(marks);
+        }
+        self.learn(found.iter().copied());
+        self.was_read.store(true, Ordering::Release);
+        let own: BTreeSet<Mark> = self.own.lock().iter().copied().collect();
+        if own.is_subset(&first) {
+            return Ok(());
+        }
+        first.extend(own);
+        self.write(&first, deadline)
+    }
+
+    fn read_one(&self, key: &Key, deadline: Instant) -> Result<BTreeSet<Mark>> {
+        let mut payload = vec![0; MOST_MARKS * MARK_BYTES];
+        let destination = Room {
+            key: *key,
+            header: HeaderRoom::new(),
+            payload: &mut payload,
+        };
+        let mut arrivals = self.rolls.fetch(vec![destination], deadline);
+        let got = arrivals.pop().map(|arrival| self.rolls.verify(arrival));
+        let bytes = match got {
+            Some(Ok((_, Got::Payload(verified)))) => verified.bytes(),
+            Some(Ok((_, Got::Failed(error)))) => return Err(error),
+            // A damaged roll is written anew by those whose marks it had.
+            _ => 0,
+        };
+        let marks = payload[..usize::try_from(bytes).unwrap_or(0)].chunks_exact(MARK_BYTES);
+        Ok(marks.map(Mark::decode).collect())
+    }
+
+    fn write(&self, marks: &BTreeSet<Mark>, deadline: Instant) -> Result<()> {
+        let mut newest: Vec<&Mark> = marks.iter().collect();
+        newest.sort_by_key(|mark| std::cmp::Reverse(mark.at));
+        newest.truncate(MOST_MARKS);
+        let payload: Vec<u8> = newest.into_iter().flat_map(|mark| mark.encode()).collect();
+        let key = &self.keys[0];
+        let payload = std::iter::once(&payload[..]);
+        let seal = self.rolls.seal(key, &[], payload.clone())?;
+        let put = || {
+            let answers = self
+                .rolls
+                .put_many(&[seal.value(payload.clone(), 0)], deadline);
+            answers
+                .into_iter()
+                .next()
+                .unwrap_or_else(|| Err(unanswered()))
+        };
+        if put()? == PutOutcome::AlreadyPresent {
+            // The store keeps a value of the same length. That one has other marks.
+            self.rolls.remove(&[*key], deadline)?;
+            put()?;
+        }
+        Ok(())
+    }
+
+    /// Takes in marks of the roll, beside the own ones.
+    fn learn(&self, marks: impl IntoIterator<Item = Mark>) {
+        let own = self.own.lock().clone();
+        let mut known = self.known.write();
+        // A mark that was seen once holds until this engine ends: a pool may forget it.
+        known.marks.extend(marks);
+        known.marks.extend(own);
+        known.distrusted = Votes::of(&known.marks).distrusted();
+    }
+}
+
+/// Who has marked whom.
+struct Votes {
+    /// Writer → those that have marked it.
+    witnesses: BTreeMap<Writer, BTreeSet<Writer>>,
+}
+
+impl Votes {
+    fn of(marks: &BTreeSet<Mark>) -> Self {
+        let mut witnesses: BTreeMap<Writer, BTreeSet<Writer>> = BTreeMap::new();
+        for mark in marks {
+            witnesses
+                .entry(mark.writer)
+                .or_default()
+                .insert(mark.witness);
+        }
+        Self { witnesses }
+    }
+
+    /// Whether a mark counts: its witness has not marked itself, and not enough others have marked it.
+    fn counts(&self, mark: &Mark) -> bool {
+        let Some(against) = self.witnesses.get(&mark.witness) else {
+            return true;
+        };
+        mark.writer == mark.witness || !(against.contains(&mark.witness) || against.len() >= ENOUGH)
+    }
+
+    fn distrusted(&self) -> HashSet<Writer> {
+        let is_distrusted = |(&writer, witnesses): (&Writer, &BTreeSet<Writer>)| {
+            let counts = |&witness: &Writer| {
+                self.counts(&Mark {
+                    writer,
+                    witness,
+                    at: 0,
+                    namespace: ROLL,
+                })
+            };
+            witnesses.iter().any(counts).then_some(writer)
+        };
+        self.witnesses.iter().filter_map(is_distrusted).collect()
+    }
+}
+
+impl Mark {
+    fn encode(&self) -> [u8; MARK_BYTES] {
+        let mut bytes = [0; MARK_BYTES];
+        bytes[..8].copy_from_slice(&self.writer.0.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.witness.0.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.at.to_le_bytes());
+        bytes[24..].copy_from_slice(&self.namespace.0);
+        bytes
+    }
+
+    /// The mark in these bytes, of which there must be [`MARK_BYTES`].
+    fn decode(bytes: &[u8]) -> Self {
+        let number = |at: usize| {
+            let mut number = [0; 8];
+            number.copy_from_slice(&bytes[at..at + 8]);
+            u64::from_le_bytes(number)
+        };
+        let mut namespace = [0; NAMESPACE_BYTES];
+        namespace.copy_from_slice(&bytes[24..MARK_BYTES]);
+        Self {
+            writer: Writer(number(0)),
+            witness: Writer(number(8)),
+            at: number(16),
+            namespace: Namespace(namespace),
+        }
+    }
+}
+
+/// Where a roll arrives.
+struct Room<'a> {
+    key: Key,
+    header: HeaderRoom,
+    payload: &'a mut [u8],
+}
+
+impl Destination for Room<'_> {
+    fn wanted(&mut self, header_bytes: usize) -> Wanted<'_> {
+        let payload = std::iter::once(IoSliceMut::new(self.payload));
+        Wanted {
+            key: &self.key,
+            context: &[],
+            position: 0,
+            payload_bytes: None,
+            memory: self.header.before(header_bytes, payload),
+        }
+    }
+}
+
+/// Where the roll of engines with an encryption key lies, by the key's fingerprint; that of engines
+/// without keys, for an empty one.
+fn roll_key(fingerprint: &[u8]) -> Key {
+    let span = Span::new(0..1, 0..1).expect("a span of one layer and one head");
+    let chunk = XxHash3_64::oneshot(fingerprint).to_le_bytes();
+    Key::new(ROLL, &chunk, span).expect("a short hash")
+}

@@ -11,7 +11,7 @@ use crate::job::Kind;
 /// A store that has begun.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Begun {
-    /// Its blocks, the witnesses at the end.
+    /// The blocks that it takes, the witnesses at the end.
     pub blocks: Vec<Block>,
     /// Witnesses: blocks that the pool has, to be compared with what it has.
     pub witnesses: usize,

@@ -29,7 +29,7 @@ _MOST_BLOCKS = 8
 """The most blocks that are compared for one request in one step."""
 
 _MOST_BLOCKS_ON_PURPOSE = 4
-"""Those of a request that was chosen, whatever the budget has."""
+"""The blocks of a request that was chosen, whatever the budget has."""
 
 
 class Witnessing:
@@ -83,7 +83,7 @@ class Witnessing:
             self._budget -= seconds
 
     def on_report(self, blocks: int, seconds: float) -> None:
-        """So many blocks were compared, once for each rank. The slowest rank took so long."""
+        """Ranks have compared `blocks` blocks, each rank its own; the slowest took `seconds`."""
         self._counters.count("witnessed_blocks", blocks)
         self._budget -= seconds
         if blocks:

@@ -117,9 +117,9 @@ class Half:
         self._next_job += 1
         job = (1 << 40) + self._next_job
         table = list(range(1, blocks + 1))
-        stored = catalogue.begin_store("stored", job, blocks * BLOCK, [table], 0)
-        assert stored is not None
-        self._engine.submit_store(job, stored)
+        begun = catalogue.begin_store("stored", job, blocks * BLOCK, [table], 0)
+        assert begun is not None
+        self._engine.submit_store(job, begun[0])
         while not any(done.event == Event.STORED for done in self._engine.poll()):
             self._engine.wait(10.0)
         report = WorkerReport(held=self._engine.take_host_changes())

@@ -87,7 +87,8 @@ Name = tuple[int, bytes]
 
 
 class PlainEngine:
-    """One engine with `ranks` pipeline ranks of two layers each; `more` are settings."""
+    """One engine with `ranks` pipeline ranks of two layers each; `more` are settings. Unless they
+    say so, it compares nothing with the pool."""
 
     def __init__(
         self,
@@ -108,7 +109,7 @@ class PlainEngine:
         settings = Settings(
             pool,
             load_policy=policy,
-            **{"lookup_timeout": LIMIT, "load_timeout": LIMIT, **more},
+            **{"lookup_timeout": LIMIT, "load_timeout": LIMIT, "witness_time": 0, **more},
         )
         facts = EngineFacts(
             self.groups,
@@ -184,6 +185,10 @@ class PlainEngine:
         for key in self.keys(name, tenant):
             self.half._store.put(key, b"value", timeout=LIMIT)
         self.pool.add(name)
+
+    def _remove(self, name: Name, tenant: str) -> None:
+        self.half._store.remove(list(self.keys(name, tenant)), timeout=LIMIT)
+        self.pool.discard(name)
 
     def put_prompt(
         self, tokens: Sequence[int], groups: Sequence[int] = (0,), tenant: str = ""
@@ -322,20 +327,35 @@ class PlainEngine:
         self._unread[part.job.request_id].discard((part.job.job, part.rank))
         self._tell(WorkerReport(released={part.job.job: 1}))
 
-    def end(self, part: Part, missing: Sequence[int] = (), late: Sequence[int] = ()) -> None:
+    def end(
+        self,
+        part: Part,
+        missing: Sequence[int] = (),
+        late: Sequence[int] = (),
+        disagreed: Sequence[int] = (),
+        witnessed: int = 0,
+        seconds: float = 0.0,
+    ) -> None:
         """A rank is done with a job, but for the blocks at these positions. `missing` ones are not
-        in the pool; `late` ones of a load or prefetch did not come in time."""
+        in the pool; `late` ones of a load or prefetch did not come in time. The pool had
+        `disagreed` ones of a store otherwise. So many were compared, which took so long."""
         job = part.job.job
         if part.kind == "store" and not part.is_read:
             self._read(part)
         self.parts.remove(part)
         if part.kind == "store":
             names = self._stored[job]
-            names -= {name for i, name in enumerate(self.names_of_store[job]) if i in missing}
+            gone = {*missing, *disagreed}
+            names -= {name for i, name in enumerate(self.names_of_store[job]) if i in gone}
+            for place in disagreed:
+                self._remove(self.names_of_store[job][place], part.job.tenant)
             if not any(other.job.job == job for other in self.parts):
                 for name in names:
                     self.put(name, part.job.tenant)
-            self._tell(WorkerReport(stored={job: 1}, unstored={job: set(missing)}))
+            report = WorkerReport(stored={job: 1}, unstored={job: gone})
+            report.disagreed = {job: set(disagreed)} if disagreed else {}
+            report.witnessed, report.witness_seconds = witnessed, seconds
+            self._tell(report)
             return
         report = WorkerReport(seconds={job: 0.001})
         if missing:

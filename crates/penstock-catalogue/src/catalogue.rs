@@ -205,9 +205,13 @@ impl Catalogue {
         Ok(())
     }
 
-    /// Forgets which blocks the pool has. Later look-ups tell again.
+    /// Forgets which blocks the pool has, and which ones this engine has computed: they may be of
+    /// other weights than its next ones. Later look-ups tell again what the pool has.
     pub fn forget_pool(&mut self) {
         self.index.forget_pool();
+        for request in self.requests.values_mut() {
+            request.own_from = None;
+        }
     }
 
     /// Forgets what host memory has: blocks have other names there from now on. Later reports tell

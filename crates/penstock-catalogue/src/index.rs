@@ -30,18 +30,24 @@ pub(crate) struct Name {
 pub(crate) type Number = u32;
 
 /// The pool has the block.
-const IN_POOL: u8 = 1;
+const IN_POOL: u16 = 1;
 /// The block cannot be decrypted here: it is not loaded, and not stored as long as it is there.
-const FOREIGN: u8 = 2;
+const FOREIGN: u16 = 2;
 /// The block is kept in host memory for a request that waits, or is on its way there.
-const PREFETCHED: u8 = 4;
+const PREFETCHED: u16 = 4;
 /// The block is in the table.
-const LISTED: u8 = 8;
+const LISTED: u16 = 8;
 
 /// This engine has put the block into the pool, or found it there when it wanted to.
-const OURS: u8 = 16;
+const OURS: u16 = 16;
 /// Node memory had the block when it was last asked.
-const IN_NODE: u8 = 32;
+const IN_NODE: u16 = 32;
+/// This engine has computed the block, on top of blocks that it has computed.
+const COMPUTED: u16 = 64;
+/// This engine has loaded the block, and may still have it in its own cache.
+const LOADED: u16 = 128;
+/// What the pool has of the block was to be compared with what this engine has computed.
+const WITNESSED: u16 = 256;
 
 const NONE: Number = Number::MAX;
 
@@ -57,13 +63,13 @@ pub(crate) struct State {
     pub(crate) loading: u16,
     /// Number of stores that take it.
     pub(crate) storing: u16,
-    flags: u8,
+    flags: u16,
     /// The question since which it is known whether the pool has the block, see [`Index::answer`].
     known_since: u64,
 }
 
 /// What is known of a block in the pool.
-const OF_POOL: u8 = IN_POOL | FOREIGN | OURS;
+const OF_POOL: u16 = IN_POOL | FOREIGN | OURS | WITNESSED;
 
 impl State {
     pub(crate) fn is_in_pool(&self) -> bool {
@@ -90,14 +96,30 @@ impl State {
         self.ranks == ranks || self.flags & (IN_NODE | FOREIGN) == IN_NODE
     }
 
+    /// Whether every copy of it that this engine may have is computed on top of its own blocks.
+    pub(crate) fn is_computed(&self) -> bool {
+        self.flags & COMPUTED != 0
+    }
+
+    pub(crate) fn is_loaded(&self) -> bool {
+        self.flags & LOADED != 0
+    }
+
+    pub(crate) fn is_witnessed(&self) -> bool {
+        self.flags & WITNESSED != 0
+    }
+
     fn is_worth_remembering(&self) -> bool {
-        self.flags & (IN_POOL | FOREIGN) != 0
+        self.flags & (IN_POOL | FOREIGN | LOADED) != 0
     }
 
     /// Takes in what another number of the same block knows of it. If the newer of both knows that
     /// the pool does not have it, the older does not count.
     fn learn(&mut self, other: &Self) {
-        self.flags |= other.flags & IN_NODE;
+        self.flags |= other.flags & (IN_NODE | COMPUTED | LOADED);
+        if self.is_loaded() {
+            self.flags &= !COMPUTED;
+        }
         let (newer, older) = if self.known_since < other.known_since {
             (other, &*self)
         } else {
@@ -400,7 +422,7 @@ impl Index {
             while self.remembered.len() > self.bound
                 && let Some(oldest) = self.remembered.pop()
             {
-                self.states[oldest as usize].flags &= !OF_POOL;
+                self.states[oldest as usize].flags &= !(OF_POOL | LOADED);
                 self.settle(oldest);
             }
         } else if state.ranks == 0 {
@@ -451,7 +473,7 @@ impl Index {
     }
 
     /// What is known of a block of the pool, to be changed: it is known as of now.
-    fn knows(&mut self, number: Number) -> &mut u8 {
+    fn knows(&mut self, number: Number) -> &mut u16 {
         let now = self.now();
         let state = &mut self.states[number as usize];
         state.known_since = now;
@@ -475,7 +497,7 @@ impl Index {
     /// Notes that the pool no longer has a block, or not all of it. Node memory does not have it
     /// either: it was looked for there first.
     pub(crate) fn set_lost(&mut self, number: Number) {
-        *self.knows(number) &= !(IN_POOL | OURS | IN_NODE);
+        *self.knows(number) &= !(IN_POOL | OURS | WITNESSED | IN_NODE);
     }
 
     /// Notes whether node memory has all of a block.
@@ -486,6 +508,26 @@ impl Index {
         } else {
             *flags & !IN_NODE
         };
+    }
+
+    /// Notes that this engine has computed a block on top of its own blocks. If it has loaded the
+    /// block before, both copies may be in its cache, and nobody knows which one a request gets.
+    pub(crate) fn set_computed(&mut self, number: Number) {
+        let state = &mut self.states[number as usize];
+        if !state.is_loaded() {
+            state.flags |= COMPUTED;
+        }
+    }
+
+    /// Notes that this engine loads a block.
+    pub(crate) fn set_loaded(&mut self, number: Number) {
+        let flags = &mut self.states[number as usize].flags;
+        *flags = *flags & !COMPUTED | LOADED;
+    }
+
+    /// Notes that the pool's value of a block is to be compared.
+    pub(crate) fn set_witnessed(&mut self, number: Number) {
+        self.states[number as usize].flags |= WITNESSED;
     }
 
     /// Notes that the pool has a block that cannot be decrypted here.
@@ -526,14 +568,17 @@ impl Index {
         }
     }
 
-    /// Forgets what the pool has, and what it has yet to answer.
+    /// Forgets what the pool has, what it has yet to answer, and what this engine has computed.
     pub(crate) fn forget_pool(&mut self) {
         while self.remembered.pop().is_some() {}
         let now = self.now();
         for number in 0..self.names.len() as Number {
             let state = &mut self.states[number as usize];
             let was_worth_it = state.is_worth_remembering();
-            state.flags &= !OF_POOL;
+            state.flags &= !(OF_POOL | COMPUTED);
+            if state.references == 0 {
+                state.flags &= !LOADED;
+            }
             state.known_since = now;
             if was_worth_it {
                 self.settle(number);

@@ -15,6 +15,8 @@ pub(crate) struct Job {
     pub(crate) numbers: Vec<Number>,
     /// For a store: blocks that the engine may give away while the store reads them.
     pub(crate) reads: Vec<u64>,
+    /// For a store: so many blocks at its end are only compared, as the pool has them.
+    pub(crate) witnesses: usize,
     /// For a prefetch: whether nobody waits for it any more.
     pub(crate) is_released: bool,
 }

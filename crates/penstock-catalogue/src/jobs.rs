@@ -29,6 +29,7 @@ impl Catalogue {
         kind: Kind,
         numbers: Vec<Number>,
         reads: Vec<u64>,
+        witnesses: usize,
     ) -> Result<()> {
         if self.jobs.contains_key(&job) {
             return Err(CatalogueError::DuplicateJob(job));
@@ -36,7 +37,10 @@ impl Catalogue {
         for &number in &numbers {
             self.index.refer_again(number);
             match kind {
-                Kind::Load => self.index.state_mut(number).loading += 1,
+                Kind::Load => {
+                    self.index.set_loaded(number);
+                    self.index.state_mut(number).loading += 1;
+                }
                 Kind::Store => self.index.state_mut(number).storing += 1,
                 Kind::Prefetch => self.index.set_prefetched(number, true),
             }
@@ -50,6 +54,7 @@ impl Catalogue {
             kind,
             numbers,
             reads,
+            witnesses,
             is_released: false,
         };
         self.jobs.insert(job, job_of);

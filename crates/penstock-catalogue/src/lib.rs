@@ -28,3 +28,4 @@ pub use hints::Place;
 pub use loads::Moved;
 pub use lookups::{Asker, Query, State as LookupState};
 pub use steps::{Scheduled, Step};
+pub use stores::Begun;

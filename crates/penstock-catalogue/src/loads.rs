@@ -194,7 +194,7 @@ impl Catalogue {
         self.join(id, &mut needed)?;
         let moved = self.moved(needed.iter().map(|&(group, _, number)| (group, number)));
         let numbers = needed.iter().map(|&(_, _, number)| number).collect();
-        self.begin(job, Kind::Load, numbers, Vec::new())?;
+        self.begin(job, Kind::Load, numbers, Vec::new(), 0)?;
         Ok((blocks, moved))
     }
 
@@ -243,7 +243,7 @@ impl Catalogue {
         let blocks = needed.iter().map(block).collect();
         let moved = self.moved(needed.iter().map(|&(group, _, number)| (group, number)));
         let numbers = needed.iter().map(|&(_, _, number)| number).collect();
-        self.begin(job, Kind::Prefetch, numbers, Vec::new())?;
+        self.begin(job, Kind::Prefetch, numbers, Vec::new(), 0)?;
         Ok(Some((blocks, moved)))
     }
 

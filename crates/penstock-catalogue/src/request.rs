@@ -3,7 +3,7 @@
 use penstock_contract::Tenant;
 
 use crate::groups::Groups;
-use crate::index::Number;
+use crate::index::{Index, Number};
 
 /// Blocks and progress of a request.
 pub(crate) struct Request {
@@ -24,6 +24,8 @@ pub(crate) struct Request {
     pub(crate) lookup: Lookup,
     /// Whether it has been computed since it came, or was last paused.
     pub(crate) is_running: bool,
+    /// The first token that it has computed since, if all before it is this engine's own.
+    pub(crate) own_from: Option<u64>,
 }
 
 /// A request's look-up.
@@ -53,7 +55,23 @@ impl Request {
             states: Vec::new(),
             lookup: Lookup::None,
             is_running: false,
+            own_from: None,
         }
+    }
+
+    /// Whether this engine has computed all that it has of the first `tokens` tokens, each block on
+    /// top of its own. Of blocks that left a window, and of states before the last, it is enough
+    /// that they were never loaded: the request does not have them.
+    pub(crate) fn is_own(&self, groups: &Groups, index: &Index, tokens: u64) -> bool {
+        groups.iter().zip(&self.blocks).all(|(group, numbers)| {
+            let needed = group.first_needed(tokens) as usize;
+            let is_own = |(block, &number): (usize, &Number)| {
+                let state = index.state(number);
+                state.is_computed() || (block < needed && !state.is_loaded())
+            };
+            let before = numbers.get(..tokens.div_ceil(group.block_tokens) as usize);
+            before.is_some_and(|before| before.iter().enumerate().all(is_own))
+        })
     }
 
     /// Whether `tokens` computed tokens fill a block that was not considered yet.

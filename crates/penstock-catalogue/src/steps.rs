@@ -56,6 +56,8 @@ impl Catalogue {
             };
             if !request.is_running {
                 request.is_running = true;
+                let is_own = request.is_own(&self.groups, &self.index, computed);
+                request.own_from = is_own.then_some(computed);
                 step.started.push(place);
             }
             let after = computed + tokens;
@@ -85,6 +87,7 @@ impl Catalogue {
         let dropped = self.drop_lookup(id);
         let request = found_mut(&mut self.requests, id)?;
         request.is_running = false;
+        request.own_from = None;
         request.considered.fill(0);
         request.states.clear();
         Ok(dropped)

@@ -5,8 +5,22 @@ use penstock_contract::Block;
 use crate::catalogue::{Catalogue, found_mut};
 use crate::error::Result;
 use crate::groups::Reads;
-use crate::index::Number;
+use crate::index::{Index, Number};
 use crate::job::Kind;
+
+/// A store that has begun.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Begun {
+    /// The blocks that it takes, the witnesses at the end.
+    pub blocks: Vec<Block>,
+    /// Witnesses: blocks that the pool has, to be compared with what it has.
+    pub witnesses: usize,
+    /// Whether this engine has computed all of the blocks, each on top of its own.
+    pub is_own: bool,
+}
+
+/// A block that a store takes: its group, its index in the request, the engine's block, its number.
+type Taken = (usize, usize, u64, Number);
 
 impl Catalogue {
     /// Begins the store of every block that is full after `tokens` tokens, was not considered
@@ -20,6 +34,11 @@ impl Catalogue {
     /// Of a group whose layers keep a state, only blocks count that were seen to hold one: see
     /// [`step`](Self::step) and [`note_state`](Self::note_state).
     ///
+    /// Up to `witnesses` blocks that the pool has are taken too, to be compared. Each is computed
+    /// by this engine in the request's present run, and all before it is this engine's own: what
+    /// was computed on top of a loaded block may be wrong through that block. Those that were not
+    /// taken so before come first. They are spread evenly over what was considered.
+    ///
     /// # Errors
     /// The request is not known, or the job's number is in use.
     pub fn begin_store(
@@ -28,11 +47,14 @@ impl Catalogue {
         job: u64,
         tokens: u64,
         null: u64,
+        witnesses: usize,
         table: impl Fn(usize, usize) -> Option<u64>,
-    ) -> Result<Option<Vec<Block>>> {
+    ) -> Result<Option<Begun>> {
         let request = found_mut(&mut self.requests, id)?;
         let tokens = tokens.min(request.storable);
-        let mut new: Vec<(usize, usize, u64, Number)> = Vec::new();
+        let mut new: Vec<Taken> = Vec::new();
+        let mut known: Vec<Taken> = Vec::new();
+        let mut is_own = request.own_from.is_some();
         for (position, group) in self.groups.iter().enumerate() {
             let numbers = &mut request.blocks[position];
             let full = (tokens / group.block_tokens) as usize;
@@ -40,19 +62,31 @@ impl Catalogue {
             while *considered < full.min(numbers.len())
                 && let Some(block) = table(position, *considered)
             {
-                let end = (*considered as u64 + 1) * group.block_tokens;
+                let begin = *considered as u64 * group.block_tokens;
+                let end = begin + group.block_tokens;
                 let is_whole = block != null
                     && (group.reads != Reads::State || request.states.contains(&(position, end)));
                 if is_whole {
-                    // What was found to be in the pool is passed over without a search.
+                    let is_computed = request.own_from.is_some_and(|from| begin >= from);
+                    // What was found to be in the pool, and is not computed now, is passed over
+                    // without a search.
                     let mut number = numbers[*considered];
-                    if !self.index.state(number).is_in_pool() {
+                    if is_computed || !self.index.state(number).is_in_pool() {
                         number = self.index.join(number);
                         numbers[*considered] = number;
                     }
+                    if is_computed {
+                        self.index.set_computed(number);
+                    }
                     let state = self.index.state(number);
-                    if !state.is_in_pool() && state.storing == 0 {
-                        new.push((position, *considered, block, number));
+                    if state.storing == 0 {
+                        let taken = (position, *considered, block, number);
+                        if !state.is_in_pool() {
+                            is_own &= is_computed || state.is_computed();
+                            new.push(taken);
+                        } else if is_computed && state.is_loadable() {
+                            known.push(taken);
+                        }
                     }
                 }
                 *considered += 1;
@@ -62,6 +96,9 @@ impl Catalogue {
                 .states
                 .retain(|&(other, end)| other != position || end > done);
         }
+        let known = chosen(&known, if is_own { witnesses } else { 0 }, &self.index);
+        let witnesses = known.len();
+        new.extend(known);
         if new.is_empty() {
             return Ok(None);
         }
@@ -77,8 +114,25 @@ impl Catalogue {
             .map(|&(_, _, block, _)| block)
             .collect();
         let numbers = new.iter().map(|&(_, _, _, number)| number).collect();
-        self.begin(job, Kind::Store, numbers, reads)?;
-        Ok(Some(blocks))
+        self.begin(job, Kind::Store, numbers, reads, witnesses)?;
+        for &(_, _, _, number) in &new[new.len() - witnesses..] {
+            self.index.set_witnessed(number);
+        }
+        Ok(Some(Begun {
+            blocks,
+            witnesses,
+            is_own,
+        }))
+    }
+
+    /// Whether this engine has computed all that it has of the request's first `tokens` tokens, each
+    /// block on top of its own.
+    ///
+    /// # Errors
+    /// The request is not known.
+    pub fn is_own(&self, id: &str, tokens: u64) -> Result<bool> {
+        let request = self.request(id)?;
+        Ok(request.is_own(&self.groups, &self.index, tokens))
     }
 
     /// Notes that a block of the request's table holds the state that its first `tokens` tokens have
@@ -105,17 +159,27 @@ impl Catalogue {
     }
 
     /// Ends a store on all ranks: its blocks are in the pool, except those at the positions in
-    /// `unstored`. Returns how many are in the pool.
+    /// `unstored`. Returns how many are in the pool, without the witnesses. The pool's values of
+    /// those at the positions in `disagreed` were others than this engine's: the pool has them no
+    /// more. A witness that was not compared says nothing about the pool.
     ///
     /// # Errors
     /// No such job is under way.
-    pub fn end_store(&mut self, job: u64, unstored: &[usize]) -> Result<usize> {
+    pub fn end_store(
+        &mut self,
+        job: u64,
+        unstored: &[usize],
+        disagreed: &[usize],
+    ) -> Result<usize> {
         self.on_read(job);
         let store = self.take(job)?;
+        let witnesses_from = store.numbers.len() - store.witnesses;
         let mut stored = 0;
         for (position, &number) in store.numbers.iter().enumerate() {
             self.index.state_mut(number).storing -= 1;
-            if !unstored.contains(&position) {
+            if disagreed.contains(&position) {
+                self.index.set_lost(number);
+            } else if position < witnesses_from && !unstored.contains(&position) {
                 self.index.set_stored(number);
                 stored += 1;
             }
@@ -137,5 +201,43 @@ impl Catalogue {
         jobs.sort_unstable();
         jobs.dedup();
         jobs
+    }
+}
+
+/// Up to `most` of these blocks, spread evenly: first those that have borne no witness.
+fn chosen(blocks: &[Taken], most: usize, index: &Index) -> Vec<Taken> {
+    let (old, new): (Vec<Taken>, Vec<Taken>) = blocks
+        .iter()
+        .partition(|&&(_, _, _, number)| index.state(number).is_witnessed());
+    let mut chosen: Vec<Taken> = spread(&new, most).collect();
+    chosen.extend(spread(&old, most - chosen.len()));
+    chosen.sort_unstable_by_key(|&(group, block, ..)| (group, block));
+    chosen
+}
+
+/// Up to `most` of these, spread evenly.
+fn spread<T: Copy>(all: &[T], most: usize) -> impl Iterator<Item = T> + '_ {
+    let most = most.min(all.len());
+    (0..most).map(move |n| all[(2 * n + 1) * all.len() / (2 * most)])
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn what_is_spread_is_in_order_and_leaves_no_long_gap(len in 0_usize..200, most in 0_usize..20) {
+            let all: Vec<usize> = (0..len).collect();
+            let some: Vec<usize> = spread(&all, most).collect();
+            prop_assert_eq!(some.len(), most.min(len));
+            prop_assert!(some.is_sorted_by(|one, next| one < next));
+            let ends = some.iter().map(|&n| n + 1).chain([len]);
+            let starts = [0].into_iter().chain(some.iter().map(|&n| n + 1));
+            let gap = starts.zip(ends).map(|(start, end)| end - start).max();
+            prop_assert!(some.is_empty() || gap.unwrap_or(0) <= len.div_ceil(some.len()));
+        }
     }
 }

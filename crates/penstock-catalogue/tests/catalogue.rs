@@ -95,8 +95,14 @@ fn what_a_job_did_not_find_is_not_there_and_what_cannot_be_decrypted_is_not_load
     catalogue.end(1).unwrap();
     assert_eq!(catalogue.lose(1, &[0]), Ok(()));
     // Foreign blocks need not be stored as long as they are there; lost ones do.
-    let stored = catalogue.begin_store("a", 2, 4 * TOKENS, 0, |_, i| Some(i as u64 + 1));
-    let stored: Vec<u64> = stored.unwrap().unwrap().iter().map(|b| b.id).collect();
+    let stored = catalogue.begin_store("a", 2, 4 * TOKENS, 0, 0, |_, i| Some(i as u64 + 1));
+    let stored: Vec<u64> = stored
+        .unwrap()
+        .unwrap()
+        .blocks
+        .iter()
+        .map(|b| b.id)
+        .collect();
     assert_eq!(stored, [4]);
     // It went, and came back under another key.
     looked_up(&mut catalogue, "b", &[true, false, true, true]);
@@ -169,7 +175,7 @@ fn a_preempted_request_is_looked_up_and_stored_anew() {
     let decoding = step(&mut catalogue, 65, 1);
     assert_eq!((decoding.started, decoding.prompts), (vec![], vec![]));
     catalogue
-        .begin_store("a", 1, 65, 0, |_, i| Some(i as u64 + 1))
+        .begin_store("a", 1, 65, 0, 0, |_, i| Some(i as u64 + 1))
         .unwrap()
         .unwrap();
     assert_eq!(step(&mut catalogue, 66, 1).filled, []);
@@ -228,21 +234,23 @@ fn blocks_that_left_a_window_are_not_stored_and_those_that_may_leave_have_reader
         _ => Some((group * 10 + index) as u64 + 1),
     };
     let blocks = catalogue
-        .begin_store("a", 7, 64, null, table)
+        .begin_store("a", 7, 64, null, 0, table)
         .unwrap()
-        .unwrap();
+        .unwrap()
+        .blocks;
     let own: Vec<(u16, u64)> = blocks.iter().map(|block| (block.group, block.id)).collect();
     assert_eq!(own, [(0, 1), (0, 2), (0, 3), (0, 4), (1, 13), (1, 14)]);
     assert_eq!(catalogue.readers([2, 13, 14].into_iter()), [7]);
     catalogue.on_read(7);
     assert!(!catalogue.is_reading());
-    assert_eq!(catalogue.end_store(7, &[0, 5]), Ok(4));
+    assert_eq!(catalogue.end_store(7, &[0, 5], &[]), Ok(4));
     // Two did not get there: whoever fills them next stores them.
     catalogue.pause("a").unwrap();
     let again = catalogue
-        .begin_store("a", 8, 64, null, table)
+        .begin_store("a", 8, 64, null, 0, table)
         .unwrap()
-        .unwrap();
+        .unwrap()
+        .blocks;
     assert_eq!(again.len(), 2);
 }
 
@@ -275,10 +283,15 @@ fn what_is_known_of_one_tenants_blocks_says_nothing_about_anothers() {
         catalogue.extend(id, &chunks(1..5)).unwrap();
         assert_eq!(ends(&catalogue, id), []);
         // Each stores all of them, though the others are on their way or there.
-        let blocks = catalogue.begin_store(id, job, 64, 0, table).unwrap();
-        let blocks: Vec<Chunk> = blocks.unwrap().iter().map(|block| block.chunk).collect();
+        let blocks = catalogue.begin_store(id, job, 64, 0, 0, table).unwrap();
+        let blocks: Vec<Chunk> = blocks
+            .unwrap()
+            .blocks
+            .iter()
+            .map(|block| block.chunk)
+            .collect();
         assert_eq!(blocks, chunks(1..5));
-        catalogue.end_store(job, &[]).unwrap();
+        catalogue.end_store(job, &[], &[]).unwrap();
     }
     for n in 1..5 {
         let change = HostChange {
@@ -302,17 +315,22 @@ fn what_is_known_of_one_tenants_blocks_says_nothing_about_anothers() {
     assert_eq!(ends(&catalogue, "d"), [(4, 4 * BYTES, 0)]);
     catalogue.add("e", 65, blue).unwrap();
     catalogue.extend("e", &chunks(1..5)).unwrap();
-    let blocks = catalogue.begin_store("e", 4, 64, 0, table).unwrap();
-    let blocks: Vec<Chunk> = blocks.unwrap().iter().map(|block| block.chunk).collect();
+    let blocks = catalogue.begin_store("e", 4, 64, 0, 0, table).unwrap();
+    let blocks: Vec<Chunk> = blocks
+        .unwrap()
+        .blocks
+        .iter()
+        .map(|block| block.chunk)
+        .collect();
     assert_eq!(blocks, [chunk(4)]);
 }
 
 /// Fills all blocks of a request whose tokens are computed, and ends the store; how many it stored.
 fn store(catalogue: &mut Catalogue, id: &str, job: u64, tokens: u64) -> usize {
     let table = |_: usize, index: usize| Some(100 + index as u64);
-    match catalogue.begin_store(id, job, tokens, 0, table).unwrap() {
+    match catalogue.begin_store(id, job, tokens, 0, 0, table).unwrap() {
         None => 0,
-        Some(_) => catalogue.end_store(job, &[]).unwrap(),
+        Some(_) => catalogue.end_store(job, &[], &[]).unwrap(),
     }
 }
 
@@ -432,9 +450,11 @@ fn only_states_that_a_step_or_the_engine_left_are_stored() {
     };
     let table = |group: usize, index: usize| Some((10 * group + index + 1) as u64);
     let store = |catalogue: &mut Catalogue, job, tokens| -> Vec<(u16, u64)> {
-        let blocks = catalogue.begin_store("r", job, tokens, 0, table).unwrap();
+        let blocks = catalogue
+            .begin_store("r", job, tokens, 0, 0, table)
+            .unwrap();
         blocks
-            .unwrap_or_default()
+            .map_or_else(Vec::new, |begun| begun.blocks)
             .iter()
             .map(|block| (block.group, block.id))
             .collect()
@@ -473,22 +493,29 @@ fn a_state_waits_for_the_look_up_and_goes_with_a_preemption() {
     catalogue.step([scheduled(2 * TOKENS, 1)].into_iter(), true);
     // The engine has given up the first block's state, and keeps the second's for now.
     let table = |_: usize, index: usize| [0, 7, 8].get(index).copied();
-    let blocks = catalogue.begin_store("r", 1, 2 * TOKENS + 1, 0, table);
-    let blocks: Vec<u64> = blocks.unwrap().unwrap().iter().map(|b| b.id).collect();
+    let blocks = catalogue.begin_store("r", 1, 2 * TOKENS + 1, 0, 0, table);
+    let blocks: Vec<u64> = blocks
+        .unwrap()
+        .unwrap()
+        .blocks
+        .iter()
+        .map(|b| b.id)
+        .collect();
     assert_eq!(blocks, [7]);
     assert_eq!(catalogue.readers([7].into_iter()), [1]);
-    catalogue.end_store(1, &[0]).unwrap();
+    catalogue.end_store(1, &[0], &[]).unwrap();
     catalogue.pause("r").unwrap();
     // From here on the state would have to be seen again.
-    let blocks = catalogue.begin_store("r", 2, 2 * TOKENS + 1, 0, table);
+    let blocks = catalogue.begin_store("r", 2, 2 * TOKENS + 1, 0, 0, table);
     assert_eq!(blocks.unwrap(), None);
 }
 
 /// The blocks that the next store of a request takes, by the engine's numbers, which are the
 /// blocks' indices.
 fn begun(catalogue: &mut Catalogue, id: &str, job: u64, blocks: u64) -> Vec<u64> {
-    let stored = catalogue.begin_store(id, job, blocks * TOKENS, u64::MAX, |_, i| Some(i as u64));
-    let stored = stored.unwrap().unwrap_or_default();
+    let stored =
+        catalogue.begin_store(id, job, blocks * TOKENS, u64::MAX, 0, |_, i| Some(i as u64));
+    let stored = stored.unwrap().map_or_else(Vec::new, |begun| begun.blocks);
     stored.iter().map(|block| block.id).collect()
 }
 
@@ -503,7 +530,7 @@ fn beginning_forgotten(catalogue: &mut Catalogue) {
     came(catalogue, "a");
     assert_eq!(begun(catalogue, "a", 1, 1), [0]);
     assert_eq!(begun(catalogue, "a", 2, 3), [1, 2]);
-    assert_eq!(catalogue.end_store(1, &[0]), Ok(0));
+    assert_eq!(catalogue.end_store(1, &[0], &[]), Ok(0));
     catalogue.remove("a").unwrap();
 }
 
@@ -514,8 +541,8 @@ fn what_is_on_its_way_is_not_stored_again_though_the_prompts_beginning_was_forgo
     came(&mut catalogue, "b");
     assert_eq!(begun(&mut catalogue, "b", 3, 4), [0, 3]);
     // Whoever comes later knows what became of both stores.
-    assert_eq!(catalogue.end_store(2, &[]), Ok(2));
-    assert_eq!(catalogue.end_store(3, &[]), Ok(2));
+    assert_eq!(catalogue.end_store(2, &[], &[]), Ok(2));
+    assert_eq!(catalogue.end_store(3, &[], &[]), Ok(2));
     came(&mut catalogue, "c");
     assert_eq!(begun(&mut catalogue, "c", 4, 4), [0_u64; 0]);
     catalogue.remove("b").unwrap();
@@ -528,7 +555,7 @@ fn what_is_on_its_way_is_not_stored_again_though_the_prompts_beginning_was_forgo
 fn what_is_in_the_pool_is_not_stored_again_though_the_prompts_beginning_was_forgotten() {
     let mut catalogue = catalogue(&[Reads::All], 1);
     beginning_forgotten(&mut catalogue);
-    assert_eq!(catalogue.end_store(2, &[]), Ok(2));
+    assert_eq!(catalogue.end_store(2, &[], &[]), Ok(2));
     came(&mut catalogue, "b");
     assert_eq!(begun(&mut catalogue, "b", 3, 4), [0, 3]);
 }
@@ -537,7 +564,7 @@ fn what_is_in_the_pool_is_not_stored_again_though_the_prompts_beginning_was_forg
 fn a_store_that_was_asked_for_meanwhile_is_made_once_the_first_has_failed() {
     let mut catalogue = catalogue(&[Reads::All], 1);
     beginning_forgotten(&mut catalogue);
-    assert_eq!(catalogue.end_store(2, &[0, 1]), Ok(0));
+    assert_eq!(catalogue.end_store(2, &[0, 1], &[]), Ok(0));
     came(&mut catalogue, "b");
     assert_eq!(begun(&mut catalogue, "b", 3, 4), [0, 1, 2, 3]);
 }
@@ -554,7 +581,7 @@ fn an_answer_from_before_a_store_ended_does_not_have_it_made_again() {
     assert_eq!(begun(&mut catalogue, "a", 1, 2), [0, 1]);
     came(&mut catalogue, "b");
     let query = asked(&mut catalogue, "b");
-    assert_eq!(catalogue.end_store(1, &[]), Ok(2));
+    assert_eq!(catalogue.end_store(1, &[], &[]), Ok(2));
     catalogue.answer(query, Some(&[false; 4]));
     assert_eq!(begun(&mut catalogue, "b", 2, 4), [2, 3]);
     // What the pool says later counts: others may have removed it.

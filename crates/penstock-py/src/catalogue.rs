@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use penstock_catalogue::{
-    Asker, Catalogue as Native, CatalogueError, Groups, Holding, LookupState, Moved as NativeMoved,
-    Query, Scheduled,
+    Asker, Begun, Catalogue as Native, CatalogueError, Groups, Holding, LookupState,
+    Moved as NativeMoved, Query, Scheduled,
 };
 use penstock_contract::{Chunk, HostChange, Tenant};
 use penstock_engine::{EngineError, Lookup as NativeLookup, look_up_now};
@@ -432,9 +432,13 @@ impl Catalogue {
 
     // --- stores ---------------------------------------------------------------------------
 
-    /// Begins the store of the request's blocks that are full after `tokens` tokens and new. None
-    /// if there are none. `tables` has its block tables, one for each group. In them, `null` stands
-    /// for no block.
+    /// Begins the store of the request's blocks that are full after `tokens` tokens and new, and of
+    /// up to `witnesses` that the pool has, to be compared. None if there are none. `tables` has the
+    /// request's block tables, one for each group. In them, `null` stands for no block.
+    ///
+    /// Returns the blocks, how many at their end are witnesses, and whether this engine has computed
+    /// all of them, each on top of its own.
+    #[pyo3(signature = (request, job, tokens, tables, null, *, witnesses = 0))]
     fn begin_store(
         &mut self,
         request: &str,
@@ -442,12 +446,24 @@ impl Catalogue {
         tokens: u64,
         tables: Vec<Bound<'_, PySequence>>,
         null: u64,
-    ) -> PyResult<Option<Blocks>> {
-        raising(
-            self.native
-                .begin_store(request, job, tokens, null, reader(&tables)),
-        )
-        .map(|stored| stored.map(|blocks| Blocks { blocks }))
+        witnesses: usize,
+    ) -> PyResult<Option<(Blocks, usize, bool)>> {
+        let table = reader(&tables);
+        let begun = self
+            .native
+            .begin_store(request, job, tokens, null, witnesses, table);
+        let parts = |Begun {
+                         blocks,
+                         witnesses,
+                         is_own,
+                     }| (Blocks { blocks }, witnesses, is_own);
+        raising(begun).map(|begun| begun.map(parts))
+    }
+
+    /// Whether this engine has computed all that it has of the request's first `tokens` tokens, each
+    /// block on top of its own.
+    fn is_own(&self, request: &str, tokens: u64) -> PyResult<bool> {
+        raising(self.native.is_own(request, tokens))
     }
 
     /// Notes that no rank reads a store's blocks any more.
@@ -456,9 +472,16 @@ impl Catalogue {
     }
 
     /// Ends a store on all ranks: its blocks are in the pool, except those at the positions in
-    /// `unstored`. Returns how many are in the pool.
-    fn end_store(&mut self, job: u64, unstored: Vec<usize>) -> PyResult<usize> {
-        raising(self.native.end_store(job, &unstored))
+    /// `unstored`. Returns how many are in the pool, without the witnesses. The pool has lost those
+    /// at the positions in `disagreed`.
+    #[pyo3(signature = (job, unstored, disagreed = Vec::new()))]
+    fn end_store(
+        &mut self,
+        job: u64,
+        unstored: Vec<usize>,
+        disagreed: Vec<usize>,
+    ) -> PyResult<usize> {
+        raising(self.native.end_store(job, &unstored, &disagreed))
     }
 
     /// Whether some store still reads blocks that the engine may give away while their request
@@ -572,7 +595,8 @@ impl Catalogue {
         Ok(())
     }
 
-    /// Forgets which blocks the pool has. Later look-ups tell again.
+    /// Forgets which blocks the pool has, and which ones this engine has computed. Later look-ups
+    /// tell again what the pool has.
     fn forget_pool(&mut self) {
         self.native.forget_pool();
     }

@@ -41,6 +41,9 @@ COUNTERS = {
     "stored_blocks": "Blocks that every rank has put into the pool or found there.",
     "stores_dropped": "Objects not stored because room or the pool was missing.",
     "stores_failed": "Objects whose store failed.",
+    "witnessed_blocks": "Blocks that this engine computed and compared with what the pool has of "
+    "them, over all ranks.",
+    "witness_tokens": "Tokens that were recomputed on purpose, to compare their blocks.",
     "weight_changes": "Times that the weights were seen to change while the engine ran.",
     "kept_weight_changes": "Those over which KV of earlier weights was kept on purpose.",
     "dropped_namespaces": "Namespaces of earlier weights that were removed from the pool on "

@@ -49,6 +49,9 @@ class BlockJob:
     """The LoRA adapter in the blocks' hashes."""
     is_stale: bool = False
     """Whether its blocks are of weights that are gone. Then nothing is moved."""
+    is_witness: bool = False
+    """Whether a store's blocks may be compared with what the pool has already. This engine has
+    computed all of them, on top of blocks that it has computed."""
 
 
 @dataclass
@@ -100,6 +103,13 @@ class WorkerReport:
     """Store job → number of ranks that are done with it."""
     unstored: dict[int, set[int]] = field(default_factory=dict)
     """Store job → positions of the blocks that some rank did not bring into the pool."""
+    disagreed: dict[int, set[int]] = field(default_factory=dict)
+    """Store job → positions of the blocks whose value in the pool was another than what this engine
+    has computed. They are in `unstored`, too."""
+    witnessed: int = 0
+    """Blocks that were compared with the pool's, once for each rank."""
+    witness_seconds: float = 0.0
+    """Seconds that comparisons took since the last report, on the slowest rank."""
     lost: dict[int, set[int]] = field(default_factory=dict)
     """Load or prefetch → positions of the blocks that are not in the pool, or not whole, though a
     look-up found them."""
@@ -139,6 +149,7 @@ class WorkerReport:
                 sums[job] = sums.get(job, 0) + amount
         for places, others in (
             (self.unstored, other.unstored),
+            (self.disagreed, other.disagreed),
             (self.lost, other.lost),
             (self.foreign, other.foreign),
             (self.unloaded, other.unloaded),
@@ -147,6 +158,8 @@ class WorkerReport:
                 places.setdefault(job, set()).update(found)
         for job, seconds in other.seconds.items():
             self.seconds[job] = max(self.seconds.get(job, 0.0), seconds)
+        self.witnessed += other.witnessed
+        self.witness_seconds = max(self.witness_seconds, other.witness_seconds)
         self.steps |= other.steps
         self.changes |= other.changes
         if other.weights > self.weights:

@@ -211,6 +211,12 @@ class Settings:
     keep_share_of_one: _Share = 0.1
     """Share of the pool that kept blocks of one tenant, or of one cache salt, may take. Requests
     without a salt share one such account."""
+    witness_time: Annotated[float, _Within({"ge": 0, "le": 0.5})] = 0.01
+    """Share of the steps' time that may go into comparing blocks that the engine has computed with
+    what the pool has of them. 0: nothing is compared."""
+    witness_share: _Share = 0.0
+    """Share of the requests that could be loaded which are computed all the same, to compare their
+    blocks. Without `witness_time` there are none."""
     event_check: _Seconds = 30.0
     """Seconds after which the pool is asked again for a block that this engine has announced in
     vLLM's KV events."""

@@ -146,7 +146,7 @@ fn answered(index: &mut Index, number: Number, is_there: bool) {
 #[test]
 fn of_two_numbers_of_a_block_the_one_that_knows_newer_things_counts() {
     type Step = fn(&mut Index, Number, Number);
-    let cases: [(&str, Step, u8); 6] = [
+    let cases: [(&str, Step, u16); 6] = [
         (
             "lost since the pool was asked",
             |index, job, request| {

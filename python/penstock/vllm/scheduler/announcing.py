@@ -24,11 +24,17 @@ class Announcing:
         return self._events is not None
 
     def on_stored(
-        self, state: RequestState, blocks: Blocks | None, unstored: Iterable[int], stored: int
+        self,
+        state: RequestState,
+        blocks: Blocks | None,
+        unstored: Iterable[int],
+        lost: Iterable[int],
+        stored: int,
     ) -> None:
         """A store has ended on all ranks. It brought `stored` blocks into the pool, all but those
-        at the positions `unstored`."""
+        at the positions `unstored`. The pool no longer has those at the positions `lost`."""
         if self._events is not None and blocks is not None:
             self._events.on_stored(state, blocks, unstored)
+            self._events.on_lost(state, blocks, lost)
         if stored:
             self._descriptions.publish(state.tenant)

@@ -126,7 +126,7 @@ class Events:
         self._tell_removed([self._announced.popitem(last=False)[0] for _ in range(beyond)])
 
     def on_lost(self, state: RequestState, blocks: Blocks, positions: Iterable[int]) -> None:
-        """A load did not find some of its blocks in the pool."""
+        """The pool no longer has some blocks of a job, or not whole, or they were wrong."""
         places = blocks.places
         names = [self._name(state, places[position]) for position in positions]
         self._tell_removed([name for name in names if self._announced.pop(name, None) is not None])

@@ -1,9 +1,10 @@
 """The scheduler half: hands the engine's calls and the workers' reports to its parts.
 
 `offering` decides what a request loads, and `loading` follows the loads. `storing` decides what is
-stored. `prefetching` fetches blocks ahead of a load, and `probing` fetches blocks only to measure
-the pool. `handover` waits for blocks that another engine stores. `hints` reads what clients tell of
-their next requests. The native catalogue knows which block is where.
+stored, and `witnessing` how much of what is computed is compared with the pool. `prefetching`
+fetches blocks ahead of a load, and `probing` fetches blocks only to measure the pool. `handover`
+waits for blocks that another engine stores. `hints` reads what clients tell of their next requests.
+The native catalogue knows which block is where.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ from penstock.vllm.scheduler.tiered_lookups import TieredLookups
 from penstock.vllm.scheduler.transfers import Transfers
 from penstock.vllm.scheduler.versions import Versions
 from penstock.vllm.scheduler.weights import Weights
+from penstock.vllm.scheduler.witnessing import Witnessing
 from penstock.vllm.settings import DROP, Settings, tenant_name
 
 logger = logging.getLogger("vllm.penstock")
@@ -149,6 +151,7 @@ class SchedulerHalf:
             catalogue, advisor, lookups, self._probing, savings, self._has_time
         )
         self._advising = Advising(catalogue, advisor, self._probing)
+        self._witnessing = Witnessing(settings, catalogue, agreement, counters)
         self._offering = Offering(
             catalogue,
             sharing,
@@ -156,6 +159,8 @@ class SchedulerHalf:
             self._handover,
             self._lookup_waits,
             self._advising,
+            self._witnessing,
+            self._prefetching,
             savings,
         )
         self._loading = Loading(
@@ -171,8 +176,10 @@ class SchedulerHalf:
         )
         self._holds = BlockHolds(are_needed=facts.holds_blocks)
         announcing = Announcing(self._events, self._descriptions)
-        self._stores = Stores(catalogue, agreement, weights, self._holds, announcing, counters)
-        self._storing = Storing(catalogue, facts, sharing, orders, self._stores)
+        self._stores = Stores(
+            catalogue, agreement, weights, self._holds, announcing, self._witnessing, counters
+        )
+        self._storing = Storing(catalogue, facts, sharing, orders, self._stores, self._witnessing)
         self._retiring = Retiring(
             filter(None, (store, node)), counters, removes=settings.weight_updates == DROP
         )
@@ -305,6 +312,7 @@ class SchedulerHalf:
         for request_id in step.preempted:
             self._on_preempted(request_id)
         self._lookup_waits.end_step()
+        self._witnessing.on_step(time.monotonic(), computes=not step.is_empty)
         self._storing.flush_given_away(step.new_blocks)
         self._lookups.take_answers()
         if self._handover.waits:
@@ -437,8 +445,14 @@ class SchedulerHalf:
             self._prefetches.on_done(number, ranks)
         for number, ranks in report.released.items():
             self._stores.on_released(number, ranks)
+        self._witnessing.on_report(report.witnessed, report.witness_seconds)
         for number, ranks in report.stored.items():
-            self._stores.on_stored(number, ranks, report.unstored.get(number, set()))
+            self._stores.on_stored(
+                number,
+                ranks,
+                report.unstored.get(number, set()),
+                report.disagreed.get(number, set()),
+            )
 
     def _tell_lost(self, number: int, positions: Iterable[int]) -> None:
         assert self._events is not None

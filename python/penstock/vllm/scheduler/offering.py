@@ -8,6 +8,8 @@ that meets three conditions:
 - The run ends before the prompt's last token. So the engine is in the same state as after a hit in
   its own prefix cache.
 - The run is expected to be loaded sooner than it could be computed.
+
+Now and then, a request is computed all the same, to compare its blocks with the pool's.
 """
 
 from __future__ import annotations
@@ -17,10 +19,12 @@ from penstock.vllm.scheduler.advising import Advising
 from penstock.vllm.scheduler.handover import Handover
 from penstock.vllm.scheduler.hashes import hand_over
 from penstock.vllm.scheduler.lookup_waits import LookupWaits
+from penstock.vllm.scheduler.prefetching import Prefetching
 from penstock.vllm.scheduler.requests import Offer, RequestState
 from penstock.vllm.scheduler.savings import Savings
 from penstock.vllm.scheduler.sharing import Sharing
 from penstock.vllm.scheduler.tiered_lookups import TieredLookups
+from penstock.vllm.scheduler.witnessing import Witnessing
 
 
 class Offering:
@@ -34,6 +38,8 @@ class Offering:
         handover: Handover,
         waits: LookupWaits,
         advising: Advising,
+        witnessing: Witnessing,
+        prefetching: Prefetching,
         savings: Savings,
     ) -> None:
         self._catalogue = catalogue
@@ -42,6 +48,8 @@ class Offering:
         self._handover = handover
         self._waits = waits
         self._advising = advising
+        self._witnessing = witnessing
+        self._prefetching = prefetching
         self._savings = savings
 
     def match(self, state: RequestState, first: int) -> int | None:
@@ -71,5 +79,9 @@ class Offering:
         if self._catalogue.is_loading(state.id, first, choice.end):
             # Another request is loading the block. After that, this request has a local hit.
             return None
-        state.offer = Offer(first, choice)
+        offer = Offer(first, choice)
+        if self._sharing.may_store(state) and self._witnessing.chooses(state, offer):
+            self._prefetching.forget(state)
+            return 0
+        state.offer = offer
         return choice.end - first

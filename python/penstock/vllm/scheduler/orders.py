@@ -37,9 +37,13 @@ class Orders:
         """Orders the end of a load whose request is gone."""
         self._next.cancel_loads.append(number)
 
-    def store(self, number: int, state: RequestState, blocks: Blocks) -> None:
-        """Orders a store of a request's blocks."""
-        self._next.stores.append(self._job(number, state, blocks))
+    def store(
+        self, number: int, state: RequestState, blocks: Blocks, *, is_witness: bool = False
+    ) -> None:
+        """Orders a store of a request's blocks. With `is_witness`, they may be compared with what
+        the pool has."""
+        job = self._job(number, state, blocks)
+        self._next.stores.append(replace(job, is_witness=True) if is_witness else job)
 
     def flush(self, stores: Iterable[int]) -> None:
         """Orders workers to read the blocks of these stores before the step."""

@@ -142,6 +142,8 @@ class RequestState:
     """Bytes of its load, or last load, from host memory and from the pool."""
     prefetches: list[int] = field(default_factory=list)
     """The prefetches that keep blocks for it."""
+    is_recomputed: bool | None = None
+    """Whether it is computed on purpose, though it could be loaded; None while nothing could be."""
     is_declined: bool = False
     """Whether less was offered than could have been loaded."""
     is_stale: bool = False
@@ -184,4 +186,5 @@ class RequestState:
         self.phase = Phase.WAITING
         self.is_failed = False
         self.expected = None
+        self.is_recomputed = None if self.is_recomputed is None else False
         self.awaits = self.unawaited_from = self.advice = self.waits_since = None

@@ -21,6 +21,7 @@ from penstock.vllm.scheduler.orders import Orders
 from penstock.vllm.scheduler.requests import RequestState
 from penstock.vllm.scheduler.sharing import Sharing
 from penstock.vllm.scheduler.stores import Stores
+from penstock.vllm.scheduler.witnessing import Witnessing
 
 
 class Storing:
@@ -33,15 +34,18 @@ class Storing:
         sharing: Sharing,
         orders: Orders,
         stores: Stores,
+        witnessing: Witnessing,
     ) -> None:
         self._catalogue = catalogue
         self._facts = facts
         self._sharing = sharing
         self._orders = orders
         self._stores = stores
+        self._witnessing = witnessing
 
     def store_filled(self, state: RequestState, tables: BlockTables, computed: int) -> None:
-        """Orders the store of every new block that is full after `computed` tokens."""
+        """Orders the store of every new block that is full after `computed` tokens. Some that the
+        pool has may go with them, to be compared."""
         if not self._sharing.may_store(state):
             return
         hand_over(self._catalogue, state)
@@ -49,13 +53,16 @@ class Storing:
             return
         number = self._orders.number()
         own = [tables[group.index] for group in self._facts.groups]
-        blocks = self._catalogue.begin_store(
-            state.id, number, computed, own, self._facts.null_block
+        allowed = self._witnessing.allowed(state)
+        begun = self._catalogue.begin_store(
+            state.id, number, computed, own, self._facts.null_block, witnesses=allowed
         )
-        if blocks is None:
+        if begun is None:
             return
-        self._stores.begin(number, state, blocks)
-        self._orders.store(number, state, blocks)
+        blocks, witnesses, is_own = begun
+        self._stores.begin(number, state, blocks, witnesses)
+        # The pool may have got the others, too, since it was asked.
+        self._orders.store(number, state, blocks, is_witness=is_own and allowed > 0)
 
     def flush_given_away(self, new_blocks: Callable[[], Iterable[int]]) -> None:
         """Orders workers to end their reading of blocks before the step, if the engine has given

@@ -221,6 +221,12 @@ def series(name: str, values: str) -> dict[str, str]:
             [series("rejected_objects_total", "0x15 1x20")],
         ),
         (
+            "PenstockWrongKv",
+            "20m",
+            [series("witness_disagreements_total", "0+0x40")],
+            [series("witness_disagreements_total", "0x15 1x20")],
+        ),
+        (
             "PenstockHasNoKey",
             "40m",
             [series("foreign_objects_total", "0+0x60")],

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+logger = logging.getLogger("vllm.penstock")
 
 
 @dataclass
@@ -47,6 +50,7 @@ class Weights:
     def renew_writer(self) -> None:
         """The weights are others: what is computed with them is another writer's."""
         self.writer = self.rounding << 40 | (secrets.randbits(40) or 1)
+        logger.info("Penstock: this engine's values name writer %016x", self.writer)
 
     def is_stale(self, *, hits: bool, has_images: bool) -> bool:
         """Whether a request comes to something of weights that are gone: to blocks in the engine's

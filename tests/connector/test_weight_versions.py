@@ -194,6 +194,32 @@ def test_weights_that_were_known_by_their_tensors_are_known_again() -> None:
         assert now(weights) == expected
 
 
+@pytest.mark.parametrize(
+    ("model", "draft"),
+    [("tensors:m", "files:d"), ("files:m", "tensors:d"), ("tensors:m", "tensors:d")],
+)
+def test_the_start_is_known_again_whatever_of_it_came_from_files(model: str, draft: str) -> None:
+    tensors = ["m", "d"]
+
+    def read(reading: Reading) -> ModelShares | None:
+        kind = "sample" if reading is Reading.SAMPLE else "tensors"
+        return ModelShares(*(share(f"{kind}:{each}") for each in tensors))
+
+    weights = Weights(read, lambda: None)
+    start = ModelShares(share(model), share(draft))
+    weights.begin(start)
+    for place in (0, 1):
+        was = tensors[place]
+        weights.note_change()
+        tensors[place] = "other"
+        weights.note_change()
+        assert weights.tell("", RANK, is_updating=False).models == read(Reading.WHOLE) != start
+        weights.note_change()
+        tensors[place] = was
+        weights.note_change()
+        assert weights.tell("", RANK, is_updating=False).models == start
+
+
 def test_a_named_version_is_named_on_all_ranks_together() -> None:
     def weights(*told: str) -> str:
         found = shared_facts({(0, rank): share(each) for rank, each in enumerate(told)})["weights"]

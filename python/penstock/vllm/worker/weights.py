@@ -64,7 +64,7 @@ class Weights:
         """Takes what the models are at the start, as the other engines are told."""
         self._start = shares
         self._sample = self._read(Reading.SAMPLE)
-        if shares.model.weights.startswith("tensors:"):
+        if all(part.weights.startswith("tensors:") for part in _parts(shares)):
             self._start_tensors = shares
 
     @property
@@ -158,8 +158,11 @@ def _short(version: str) -> str:
 
 def _is_partial(shares: ModelShares) -> bool:
     """Whether these are equal for some weights that are not."""
-    parts = filter(None, (shares.model, shares.draft))
-    return any(part.weights.startswith(PARTIAL) for part in parts)
+    return any(part.weights.startswith(PARTIAL) for part in _parts(shares))
+
+
+def _parts(shares: ModelShares) -> list[ModelShare]:
+    return [shares.model, *([] if shares.draft is None else [shares.draft])]
 
 
 def _called(version: str, sample: ModelShares) -> ModelShares:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import hashlib
+import math
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,6 +25,7 @@ from penstock.errors import (
 from penstock.pool.namespace import (
     DESCRIPTIONS,
     DIGEST_BYTES,
+    RENEWED_SECONDS,
     Published,
     Unreadable,
     namespace_digest,
@@ -91,8 +93,7 @@ class NamespaceUsage(NamedTuple):
     """When its users described it first, in seconds since 1970. They do so with their first
     store. None if nobody knows."""
     last_described: float | None = None
-    """When its users described it last. vLLM's engines do so every five to ten minutes while they
-    store."""
+    """When its users described it last. They do so every five to ten minutes while they store."""
     last_use: float | None = None
     """When one of its values was used last. None if the store does not know, as servers and object
     stores do not, and if it was retired and not used since."""
@@ -145,6 +146,8 @@ class Pool:
         self._timeout = timeout
         self._guess = _FIRST_GUESS
         self._description: Mapping[str, Any] | None = None
+        self._described_next = -math.inf
+        """When the namespace is described again, by the monotonic clock."""
         if isinstance(namespace, bytes):
             if len(namespace) != DIGEST_BYTES:
                 raise ConfigError(
@@ -365,13 +368,20 @@ class Pool:
         return [self._object_key(key) for key in _several(keys)]
 
     def _describe_namespace(self, store: Store, deadline: _Deadline) -> None:
-        """Publishes this namespace's description for people, once. If that fails, values are stored
-        all the same."""
+        """Publishes this namespace's description for people, and renews it while values are put. If
+        that fails, values are stored all the same."""
+        now = time.monotonic()
+        if now < self._described_next:
+            return
+        # No other thread describes it meanwhile, nor anybody again what cannot be published.
         description, self._description = self._description, None
-        if description is not None:
-            with contextlib.suppress(StoreError):
-                timeout = min(_DESCRIPTION_TIMEOUT, deadline.left())
-                publish_namespace(store, self.namespace, description, timeout=timeout)
+        if description is None:
+            return
+        self._described_next = now + RENEWED_SECONDS
+        with contextlib.suppress(StoreError):
+            timeout = min(_DESCRIPTION_TIMEOUT, deadline.left())
+            publish_namespace(store, self.namespace, description, timeout=timeout)
+        self._description = description
 
     def _get_many(
         self, keys: Iterable[Key], into: Sequence[Any] | None, timeout: float | None

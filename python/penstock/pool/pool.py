@@ -397,7 +397,7 @@ class Pool:
         found: builtins.list[Any] = []
         for name, outcome in zip(names, outcomes, strict=True):
             if isinstance(outcome, TooSmall) and outcome.nbytes > _most_bytes(store):
-                _remove_wrong(store, name, deadline)
+                _remove_wrong(store, name, outcome.nbytes, deadline)
                 found.append(None)
             else:
                 found.append(None if isinstance(outcome, Rejected) else _or_raise(outcome))
@@ -439,7 +439,7 @@ class Pool:
         """A value that the store says is so long. None if it is not there, or cannot be so long."""
         for _ in range(_TRIES):
             if nbytes > _most_bytes(store):
-                _remove_wrong(store, name, deadline)
+                _remove_wrong(store, name, nbytes, deadline)
                 return None
             try:
                 value = bytearray(nbytes)
@@ -468,10 +468,12 @@ def _most_bytes(store: Store) -> int:
     return min(int(store.capabilities()["max_value_bytes"]), _MOST_BYTES)
 
 
-def _remove_wrong(store: Store, name: bytes, deadline: _Deadline) -> None:
-    """Removes a value whose length is wrong: it would be found again by everybody."""
+def _remove_wrong(store: Store, name: bytes, nbytes: int, deadline: _Deadline) -> None:
+    """Removes a value whose length is wrong: it would be found again by everybody. Not if another
+    one has taken its place by now."""
+    damaged = (name, nbytes + store.header_bytes)
     with contextlib.suppress(StoreError):
-        store.remove([name], timeout=deadline.left())
+        store.remove_damaged([damaged], timeout=deadline.left())
 
 
 class _Deadline:

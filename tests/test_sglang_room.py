@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -12,10 +13,13 @@ from hypothesis import strategies as st
 
 from lab.network import LIMIT, Way
 from penstock.cli import main
+from penstock.pool.namespace import RENEWED_SECONDS
 from penstock.sglang.counters import COUNTERS, Counters
 from penstock.sglang.hits import ALL_PAGES, TRAILING_PAGES, SidePool, leading, reach
+from penstock.sglang.pages import Loan
 from penstock.sglang.settings import SGLANG_KEYS, Settings
-from penstock.sglang.store import PageStore, object_name
+from penstock.sglang.store import Object, PageStore, object_name
+from tests.clock import Clock
 from tests.servers import Server
 
 FLAGS = st.lists(st.booleans(), max_size=12)
@@ -88,6 +92,35 @@ def test_who_waits_longer_for_an_answer_waits_as_long_for_a_connection(
         settings = Settings(f"valkey://127.0.0.1:{way.port}", lookup_timeout=LIMIT)
         store = PageStore(settings, Counters(lambda *_: None))
         assert store.contains([object_name(bytes(16), "x")], timeout=LIMIT) == [False]
+
+
+def test_namespaces_are_described_again_while_objects_are_stored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock(monkeypatch, "penstock.sglang.store")
+    described: list[tuple[float, bytes]] = []
+    monkeypatch.setattr(
+        "penstock.sglang.store.publish_namespace",
+        lambda store, namespace, description, **_: described.append((clock.now, namespace)),
+    )
+    store = PageStore(Settings("memory://?size=1MiB"), Counters(lambda *_: None))
+    first, second = bytes(16), b"b" * 16
+    keys = itertools.count()
+
+    def put() -> None:
+        name = object_name(first, str(next(keys)))
+        assert store.put([Object(name, Loan([b"page"], 4))]) == ([True], 4)
+
+    store.describe(first, {})
+    put()
+    store.describe(second, {})
+    clock.now += RENEWED_SECONDS - 1
+    put()
+    put()
+    assert described == [(100, first), (399, first), (399, second)]
+    clock.now += RENEWED_SECONDS
+    put()
+    assert described[3:] == [(699, first), (699, second)]
 
 
 def test_names_of_objects() -> None:

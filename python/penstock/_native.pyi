@@ -78,9 +78,9 @@ class Advisor:
     def __new__(cls, tokens_per_step: int, lanes: int = 1) -> Self:
         """`tokens_per_step` is the most tokens of a step. `lanes` is the number of objects that a
         load fetches at a time."""
-    def on_step(self, now: float, step: int, tokens: int, pairs: int) -> None:
+    def on_step(self, began: float | None, step: int, tokens: int, pairs: int) -> None:
         """A step that computes `tokens` prompt tokens goes to the workers. These tokens attend to
-        `pairs` tokens in sum."""
+        `pairs` tokens in sum. If `began` is None, it counts from the end of the step before."""
     def on_output(self, now: float, steps: Iterable[int]) -> None:
         """Steps are done. `steps` names those of them that computed prompts."""
     def on_begin(
@@ -209,6 +209,8 @@ class Store:
     def unencrypted(self) -> Store: ...
     @property
     def url(self) -> str: ...
+    @property
+    def header_bytes(self) -> int: ...
     def capabilities(self) -> _Capabilities: ...
     def contains(self, keys: Sequence[bytes], *, timeout: float) -> _list[bool]: ...
     def put(self, key: bytes, value: Any, *, timeout: float) -> bool: ...

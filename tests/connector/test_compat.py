@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,6 +19,7 @@ from vllm.v1.core.sched.output import (
     NewRequestData,
     SchedulerOutput,
 )
+from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
@@ -210,6 +212,26 @@ def test_sleep_is_refused_where_vllm_does_not_tell_of_it(
         compat.transfer_groups(config, caches(*UNIFORM))
     monkeypatch.setattr(version, "TELLS_BEFORE_SLEEP", True)
     assert compat.transfer_groups(config, caches(*UNIFORM))
+
+
+def test_prompts_are_held_back_as_the_installed_vllm_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    def holds(interval: int, peers: int) -> bool:
+        return compat.holds_prompts(
+            SimpleNamespace(
+                scheduler_config=SimpleNamespace(prefill_schedule_interval=interval),
+                parallel_config=SimpleNamespace(data_parallel_size=peers),
+            )
+        )
+
+    # vLLM before 0.33 does so in its loop for data-parallel experts alone.
+    by_itself = "local_prefill_interval" in inspect.getsource(Scheduler)
+    assert by_itself == installed().HOLDS_PROMPTS_ALONE
+    for alone in (False, True):
+        monkeypatch.setattr(type(installed()), "HOLDS_PROMPTS_ALONE", alone)
+        assert holds(4, 1) is alone
+        assert holds(4, 2)
+        assert not holds(1, 1)
+        assert not holds(1, 2)
 
 
 def test_gpus_of_other_makers_are_refused_before_a_model_is_loaded(

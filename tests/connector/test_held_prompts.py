@@ -14,6 +14,21 @@ from tests.connector.test_scheduler import FULL
 STEPS, TOKENS = 4, 64
 
 
+def test_a_step_counts_from_the_end_of_one_that_somebody_saw(clock: Clock) -> None:
+    engine = PlainEngine([FULL], policy="auto", holds_prompts=True)
+    clock.now += 1_000_000.0
+    prompt = list(range(3 * TOKENS + 1))
+    engine.match(engine.ask("a", prompt))
+    # The first output is lost.
+    engine.step({"a": TOKENS})
+    for _ in range(2):
+        orders = engine.step({"a": TOKENS})
+        clock.now += 1.0
+        engine.half.on_worker_output(WorkerReport(steps={orders.step}), (), ())
+    seconds = engine.half._advisor.advise(0, [Reach(TOKENS, 0, 1)], TOKENS).recompute
+    assert seconds == pytest.approx(1.0)
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch, "penstock.vllm.scheduler.half")

@@ -76,6 +76,32 @@ def test_sessions_of_engines_that_leave_wrong_hashes_are_not_shared() -> None:
     assert is_private(PlainEngine([FULL], names_sessions_anew=False))
 
 
+def test_nothing_is_asked_of_the_pool_for_what_is_not_shared() -> None:
+    for names_anew, lookups in ((True, 1), (False, 0)):
+        engine = PlainEngine([FULL], names_sessions_anew=names_anew)
+        engine.match(engine.ask("session", [*PROMPT, 8, 9], resumable=True))
+        assert (engine.half.take_counts() or {}).get("lookups", 0) == lookups
+
+
+def test_a_session_whose_hashes_leave_out_what_was_said_first_is_not_shared() -> None:
+    engine = PlainEngine([FULL])
+    # No block of it was full, so none has a name yet.
+    request = engine.ask("session", PROMPT[:2], resumable=True)
+    engine.match(request)
+    engine.step({"session": 2})
+    engine.step({}, preempted=["session"])
+    # As vLLM 0.32 does once its last output comes then: it computes another prompt than it hashes.
+    said = list(range(51, 61))
+    request.tokens[:] = said
+    request.num_prompt_tokens = 2 + len(said)
+    request.hash_blocks()
+    engine.put_prompt(said)
+    assert engine.match(request) == 0
+    before = stored(engine)
+    engine.step({"session": len(said)})
+    assert stored(engine) == before
+
+
 def is_private(engine: PlainEngine) -> bool:
     request = engine.ask("session", PROMPT, resumable=True)
     assert engine.match(request) == 0
@@ -84,33 +110,53 @@ def is_private(engine: PlainEngine) -> bool:
     return not sharing.may_store(state)
 
 
-def test_vllm_takes_hashes_away_in_place() -> None:
+SAID = [51, 52, 53, 54, 55]
+
+
+def asked(tokens: list[int]) -> Any:
+    """A session of vLLM's."""
     from vllm import SamplingParams
     from vllm.utils.hashing import sha256
     from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-    from vllm.v1.core.sched.scheduler import Scheduler
-    from vllm.v1.request import Request, StreamingUpdate
+    from vllm.v1.request import Request
 
     init_none_hash(sha256)
+    return Request(
+        "session",
+        tokens,
+        SamplingParams(max_tokens=1),
+        None,
+        block_hasher=get_request_block_hasher(HASH_TOKENS, sha256),
+        resumable=True,
+    )
 
-    def asked(tokens: list[int]) -> Any:
-        hasher = get_request_block_hasher(HASH_TOKENS, sha256)
-        return Request(
-            "session",
-            tokens,
-            SamplingParams(max_tokens=1),
-            None,
-            block_hasher=hasher,
-            resumable=True,
-        )
 
+def gone_on(session: Any) -> Any:
+    """The session, in which `SAID` was said after an answer."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.request import StreamingUpdate
+
+    scheduler = SimpleNamespace(hash_block_size=HASH_TOKENS, log_stats=False)
+    update = StreamingUpdate.from_request(asked(list(SAID)))
+    Scheduler._update_request_as_session(scheduler, session, update)
+    return session
+
+
+def test_what_vllm_hashes_of_a_preempted_session_is_all_or_can_be_told() -> None:
+    session = asked(list(PROMPT))
+    session.append_output_token_ids(8)
+    assert session.num_computed_tokens == 0
+    gone_on(session)
+    is_whole = list(session.all_token_ids) == PROMPT + SAID
+    assert is_whole == (session.num_tokens >= session.num_prompt_tokens)
+
+
+def test_vllm_takes_hashes_away_in_place() -> None:
     session = asked(list(PROMPT))
     session.append_output_token_ids(8)
     session.num_computed_tokens = len(PROMPT)
     hashes, before = session.block_hashes, list(session.block_hashes)
-    scheduler = SimpleNamespace(hash_block_size=HASH_TOKENS, log_stats=False)
-    update = StreamingUpdate.from_request(asked([51, 52, 53, 54, 55]))
-    Scheduler._update_request_as_session(scheduler, session, update)
+    gone_on(session)
     assert session.resumable
     assert session.block_hashes is hashes
     assert len(hashes) == 3

@@ -194,6 +194,66 @@ def test_weights_that_were_known_by_their_tensors_are_known_again() -> None:
         assert now(weights) == expected
 
 
+@pytest.mark.parametrize(
+    ("model", "draft"),
+    [("tensors:m", "files:d"), ("files:m", "tensors:d"), ("tensors:m", "tensors:d")],
+)
+def test_the_start_is_known_again_whatever_of_it_came_from_files(model: str, draft: str) -> None:
+    tensors = ["m", "d"]
+
+    def read(reading: Reading) -> ModelShares | None:
+        kind = "sample" if reading is Reading.SAMPLE else "tensors"
+        return ModelShares(*(share(f"{kind}:{each}") for each in tensors))
+
+    weights = Weights(read, lambda: None)
+    start = ModelShares(share(model), share(draft))
+    weights.begin(start)
+    for place in (0, 1):
+        was = tensors[place]
+        weights.note_change()
+        tensors[place] = "other"
+        weights.note_change()
+        assert weights.tell("", RANK, is_updating=False).models == read(Reading.WHOLE) != start
+        weights.note_change()
+        tensors[place] = was
+        weights.note_change()
+        assert weights.tell("", RANK, is_updating=False).models == start
+
+
+def test_after_sleep_a_name_alone_says_nothing() -> None:
+    memory = Memory()
+    weights, seen = begun(memory)
+    weights.note_sleep()
+    assert seen
+    assert now(weights, "v") == now(weights) == "files:start"
+    # What nobody saw is a change as any other.
+    weights.note_sleep()
+    memory.tensors[1] = 1
+    assert now(weights, "v") == "version:v:sample:0"
+    memory.tensors[1] = 0
+    weights.note_change()
+    # The same weights, by an update that calls them so.
+    assert now(weights, "v") == "version:v:sample:0"
+    weights.note_sleep()
+    assert now(weights, "v") == "version:v:sample:0"
+
+
+def test_an_identity_that_users_give_stands_for_its_files_after_a_reload_too() -> None:
+    memory = Memory()
+    weights = Weights(memory.read, lambda: None)
+    weights.begin(ModelShares(share("id:ours")))
+    weights.note_change()
+    weights.note_reload()
+    assert now(weights) == "id:ours"
+    weights.note_change()
+    memory.tensors[1] = 1
+    weights.note_reload()
+    assert now(weights) == "files:[0, 1]"
+    memory.is_whole = False
+    weights.note_reload()
+    assert now(weights) == "files:[0, 1]", "what cannot be read is known by its files"
+
+
 def test_a_named_version_is_named_on_all_ranks_together() -> None:
     def weights(*told: str) -> str:
         found = shared_facts({(0, rank): share(each) for rank, each in enumerate(told)})["weights"]

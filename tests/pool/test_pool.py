@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,6 +13,8 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock import Pool, errors
+from penstock.pool.namespace import RENEWED_SECONDS, publish_namespace
+from tests.clock import Clock
 
 SEALED = 64
 """Bytes that a value takes in a store beside its own."""
@@ -133,6 +136,28 @@ def test_namespaces_do_not_see_each_other(pool_url: str) -> None:
         assert used[b.namespace].nbytes == SEALED + len(b"value of b")
         assert used[a.namespace].description == {"kind": "pool", "name": "a"}
         assert used[b.namespace].description == {"kind": "pool", "name": "b"}
+
+
+def test_a_namespace_is_described_again_while_values_are_put(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock(monkeypatch, "penstock.pool.pool")
+    described = functools.partial(publish_namespace, clock=lambda: clock.now)
+    monkeypatch.setattr("penstock.pool.pool.publish_namespace", described)
+    with penstock.open("memory://?size=1MiB", namespace="a") as pool:
+
+        def when(put: Callable[[], object]) -> tuple[float | None, float | None]:
+            put()
+            used = {one.digest: one for one in pool.namespaces()}[pool.namespace]
+            return used.first_described, used.last_described
+
+        assert when(lambda: pool.put("key", b"value")) == (100, 100)
+        clock.now += RENEWED_SECONDS - 1
+        assert when(lambda: pool.put("key", b"value")) == (100, 100)
+        clock.now += 1
+        assert when(lambda: pool.put_many({"key": b"value"})) == (100, 400)
+        clock.now += RENEWED_SECONDS
+        assert when(lambda: pool.get("key")) == (100, 400)
 
 
 def test_what_a_pool_says_of_itself(pool: Pool, pool_url: str) -> None:

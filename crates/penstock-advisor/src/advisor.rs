@@ -44,7 +44,7 @@ pub struct Transfer {
 
 #[derive(Clone, Copy, Debug)]
 struct Step {
-    began: f64,
+    began: Option<f64>,
     tokens: u64,
     pairs: u64,
 }
@@ -64,7 +64,7 @@ struct UnderWay {
 /// use penstock_advisor::{Advisor, LoadPolicy, Reach, Transfer};
 ///
 /// let mut advisor = Advisor::new(2048, 2);
-/// advisor.on_step(0.0, 1, 1000, 500_500);
+/// advisor.on_step(Some(0.0), 1, 1000, 500_500);
 /// advisor.on_output(1.0, &[1]);
 ///
 /// let reach = Reach { end: 960, host_bytes: 0, pool_bytes: 60 << 20 };
@@ -86,7 +86,7 @@ pub struct Advisor {
     host: Tier,
     pool: Tier,
     steps: FxHashMap<u64, Step>,
-    last_output: f64,
+    last_output: Option<f64>,
     transfers: FxHashMap<u64, UnderWay>,
     probes: Probes,
     checks: Checks,
@@ -102,7 +102,7 @@ impl Advisor {
             host: Tier::default(),
             pool: Tier::default(),
             steps: FxHashMap::default(),
-            last_output: 0.0,
+            last_output: None,
             transfers: FxHashMap::default(),
             probes: Probes::new(lanes),
             checks: Checks::new(),
@@ -112,9 +112,8 @@ impl Advisor {
     // --- what is watched ------------------------------------------------------------------
 
     /// Notes that a step goes to the workers. It computes so many tokens of prompts, which attend
-    /// to `pairs` tokens in sum.
-    pub fn on_step(&mut self, now: f64, step: u64, tokens: u64, pairs: u64) {
-        let began = now;
+    /// to `pairs` tokens in sum. If `began` is None, it counts from the end of the step before.
+    pub fn on_step(&mut self, began: Option<f64>, step: u64, tokens: u64, pairs: u64) {
         self.steps.insert(
             step,
             Step {
@@ -132,12 +131,15 @@ impl Advisor {
             let Some(step) = self.steps.remove(number) else {
                 continue;
             };
-            // A step that was ordered ahead waits for the step before it.
-            let seconds = now - step.began.max(self.last_output);
-            self.prefill.observe(step.tokens, step.pairs, seconds);
+            // A step that was ordered ahead waits for the step before it. Nobody may have seen the
+            // end of that one.
+            let began = step.began.into_iter().chain(self.last_output);
+            if let Some(began) = began.reduce(f64::max) {
+                self.prefill.observe(step.tokens, step.pairs, now - began);
+            }
             self.checks.on_step(step.tokens);
         }
-        self.last_output = now;
+        self.last_output = Some(now);
     }
 
     /// Notes that a load, prefetch or probe begins.

@@ -63,7 +63,7 @@ proptest! {
             now += 1.0;
             match call {
                 Call::Step { tokens, seconds } => {
-                    advisor.on_step(now, number, tokens, tokens * tokens);
+                    advisor.on_step(Some(now), number, tokens, tokens * tokens);
                     advisor.on_output(now + seconds, &[number]);
                 }
                 Call::Load { bytes: (host_bytes, pool_bytes), seconds, missing, is_probe } => {

@@ -206,14 +206,20 @@ impl HostTier {
     }
 
     /// Gives up the values of a namespace and of those made from it, and reports no change of them.
-    /// Those that are pinned stay until their prefetch is released.
+    /// Those that are pinned stay until their prefetch is released. Those that are on their way are
+    /// not kept, unless somebody asks for them again.
     pub(crate) fn forget(&self, namespace: Namespace) {
         let mut state = self.state.lock();
         let is_of = |key: &Key| key.namespace.family() == namespace.family();
-        let gone: Vec<Key> = state.entries.keys().copied().filter(is_of).collect();
+        let known = state.entries.keys().chain(state.wanted.keys());
+        let gone: Vec<Key> = known.copied().filter(is_of).collect();
         for key in gone {
             state.policy.remove(&key);
             state.give_up(&key);
+            if let Some(pinned) = state.entries.get_mut(&key) {
+                // The policy is not to hear of it once it is released.
+                pinned.is_new = false;
+            }
         }
         if let Some(changes) = &mut state.changes {
             changes.retain(|key, _| !is_of(key));

@@ -265,6 +265,24 @@ fn under_another_name_nothing_is_kept_or_found_of_before() {
 }
 
 #[test]
+fn under_another_name_what_is_pinned_or_under_way_of_before_is_not_kept() {
+    let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
+    store_before(&store, &kv, 0..2);
+    let rig = engine(&store, keeping(8), &kv);
+    assert_eq!(prefetch(&rig, 1, &[0]), [Outcome::Loaded(BYTES)]);
+    store.hold_gets(true);
+    rig.submit_load(2, vec![block_of(1, 9)], soon(), true, Fence::NONE)
+        .unwrap();
+    rig.name(0, Namespace([7; 16])).unwrap();
+    store.hold_gets(false);
+    assert_eq!(outcomes(&rig, 2), [Outcome::Loaded(BYTES)]);
+    assert_eq!(rig.stats().slots_kept, 1);
+    rig.release(1);
+    assert_eq!(rig.stats().slots_kept, 0);
+    assert_eq!(rig.take_host_changes(), []);
+}
+
+#[test]
 fn a_load_takes_what_is_kept_and_fetches_the_rest() {
     let (store, kv) = (Probe::new(), Kv::new(KvLayout::LBHNC));
     store_before(&store, &kv, 0..6);

@@ -101,8 +101,8 @@ impl Advisor {
         Self(penstock_advisor::Advisor::new(tokens_per_step, lanes))
     }
 
-    fn on_step(&mut self, now: f64, step: u64, tokens: u64, pairs: u64) {
-        self.0.on_step(now, step, tokens, pairs);
+    fn on_step(&mut self, began: Option<f64>, step: u64, tokens: u64, pairs: u64) {
+        self.0.on_step(began, step, tokens, pairs);
     }
 
     fn on_output(&mut self, now: f64, steps: &Bound<'_, PyAny>) -> PyResult<()> {

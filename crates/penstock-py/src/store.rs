@@ -224,6 +224,12 @@ impl Store {
         self.inner.url()
     }
 
+    /// Bytes of the header that lies in front of each payload.
+    #[getter]
+    fn header_bytes(&self) -> usize {
+        self.inner.header_bytes()
+    }
+
     /// What the store can do: `shared`, `persistent`, `bounded`, `max_value_bytes` (including the
     /// value's header).
     fn capabilities<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {

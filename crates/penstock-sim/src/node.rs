@@ -337,7 +337,7 @@ impl Node {
         let tokens = (prompt.tokens - first).min(self.settings.tokens_per_step);
         let (number, end) = (self.next_number(), first + tokens);
         self.advisor
-            .on_step(self.now, number, tokens, attended(first, end));
+            .on_step(Some(self.now), number, tokens, attended(first, end));
         self.pass(self.now + tokens as f64 / self.machine.prefill_speed);
         self.advisor.on_output(self.now, &[number]);
         end

@@ -4,7 +4,7 @@ use std::io::IoSliceMut;
 use std::sync::Arc;
 
 use penstock_contract::testing::{Faults, Faulty};
-use penstock_contract::{ErrorKind, GetOutcome, Key, PutOutcome, Store};
+use penstock_contract::{ErrorKind, GetOutcome, Key, Listed, PutOutcome, Store};
 use penstock_store::layers::Tiered;
 use penstock_store::{OpenOptions, open};
 use penstock_value::MemoryStore;
@@ -104,6 +104,37 @@ fn what_is_retired_goes_first_in_each_tier() {
     for tier in [&near, &far] {
         assert!(!has(&**tier, &key(old, 0)) && has(&**tier, &key(other, 0)));
     }
+}
+
+#[test]
+fn the_time_of_a_use_is_that_of_a_tier_that_knows_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = format!("file://{}?size=1GiB", folder.path().display());
+    let open = |url: &str| open(url, &OpenOptions::default()).unwrap();
+    let [alone, both] = [
+        directory.clone(),
+        format!("memory://?size=1MiB {directory}"),
+    ];
+    let [alone, both] = [&alone, &both].map(|url| open(url));
+    let used_at = |store: &Arc<dyn Store>, namespace| {
+        let mut found = Vec::new();
+        let mut visit = |listed: Listed| found.push((listed.key, store.used_at(listed.last_use)));
+        store.list(Some(namespace), &mut visit, soon()).unwrap();
+        found.sort_unstable_by_key(|(key, _)| *key);
+        found
+    };
+    let namespace = fresh_namespace();
+    put(&*both, &key(namespace, 0), b"in both").unwrap();
+    put(&*alone, &key(namespace, 1), b"in one").unwrap();
+    let found = used_at(&both, namespace);
+    assert_eq!(found, used_at(&alone, namespace));
+    assert!(found.len() == 2 && found.iter().all(|(_, time)| time.is_some()));
+    both.retire(namespace, soon()).unwrap();
+    assert!(
+        used_at(&both, namespace)
+            .iter()
+            .all(|(_, time)| time.is_none())
+    );
 }
 
 #[test]

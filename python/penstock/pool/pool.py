@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import hashlib
+import math
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,6 +26,7 @@ from penstock.pool.namespace import (
     DESCRIPTIONS,
     ROLL,
     DIGEST_BYTES,
+    RENEWED_SECONDS,
     Published,
     Unreadable,
     namespace_digest,
@@ -96,8 +98,7 @@ class NamespaceUsage(NamedTuple):
     """When its users described it first, in seconds since 1970. They do so with their first
     store. None if nobody knows."""
     last_described: float | None = None
-    """When its users described it last. vLLM's engines do so every five to ten minutes while they
-    store."""
+    """When its users described it last. They do so every five to ten minutes while they store."""
     last_use: float | None = None
     """When one of its values was used last. None if the store does not know, as servers and object
     stores do not, and if it was retired and not used since."""
@@ -150,6 +151,8 @@ class Pool:
         self._timeout = timeout
         self._guess = _FIRST_GUESS
         self._description: Mapping[str, Any] | None = None
+        self._described_next = -math.inf
+        """When the namespace is described again, by the monotonic clock."""
         if isinstance(namespace, bytes):
             if len(namespace) != DIGEST_BYTES:
                 raise ConfigError(
@@ -370,13 +373,20 @@ class Pool:
         return [self._object_key(key) for key in _several(keys)]
 
     def _describe_namespace(self, store: Store, deadline: _Deadline) -> None:
-        """Publishes this namespace's description for people, once. If that fails, values are stored
-        all the same."""
+        """Publishes this namespace's description for people, and renews it while values are put. If
+        that fails, values are stored all the same."""
+        now = time.monotonic()
+        if now < self._described_next:
+            return
+        # No other thread describes it meanwhile, nor anybody again what cannot be published.
         description, self._description = self._description, None
-        if description is not None:
-            with contextlib.suppress(StoreError):
-                timeout = min(_DESCRIPTION_TIMEOUT, deadline.left())
-                publish_namespace(store, self.namespace, description, timeout=timeout)
+        if description is None:
+            return
+        self._described_next = now + RENEWED_SECONDS
+        with contextlib.suppress(StoreError):
+            timeout = min(_DESCRIPTION_TIMEOUT, deadline.left())
+            publish_namespace(store, self.namespace, description, timeout=timeout)
+        self._description = description
 
     def _get_many(
         self, keys: Iterable[Key], into: Sequence[Any] | None, timeout: float | None
@@ -392,7 +402,7 @@ class Pool:
         found: builtins.list[Any] = []
         for name, outcome in zip(names, outcomes, strict=True):
             if isinstance(outcome, TooSmall) and outcome.nbytes > _most_bytes(store):
-                _remove_wrong(store, name, deadline)
+                _remove_wrong(store, name, outcome.nbytes, deadline)
                 found.append(None)
             else:
                 found.append(None if isinstance(outcome, Rejected) else _or_raise(outcome))
@@ -434,7 +444,7 @@ class Pool:
         """A value that the store says is so long. None if it is not there, or cannot be so long."""
         for _ in range(_TRIES):
             if nbytes > _most_bytes(store):
-                _remove_wrong(store, name, deadline)
+                _remove_wrong(store, name, nbytes, deadline)
                 return None
             try:
                 value = bytearray(nbytes)
@@ -463,10 +473,12 @@ def _most_bytes(store: Store) -> int:
     return min(int(store.capabilities()["max_value_bytes"]), _MOST_BYTES)
 
 
-def _remove_wrong(store: Store, name: bytes, deadline: _Deadline) -> None:
-    """Removes a value whose length is wrong: it would be found again by everybody."""
+def _remove_wrong(store: Store, name: bytes, nbytes: int, deadline: _Deadline) -> None:
+    """Removes a value whose length is wrong: it would be found again by everybody. Not if another
+    one has taken its place by now."""
+    damaged = (name, nbytes + store.header_bytes)
     with contextlib.suppress(StoreError):
-        store.remove([name], timeout=deadline.left())
+        store.remove_damaged([damaged], timeout=deadline.left())
 
 
 class _Deadline:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 from penstock._native import EncryptionKeys, Store
 from penstock.errors import PenstockError, Rejected, StoreError, TooSmall
 from penstock.pool import CONNECT_TIMEOUT
-from penstock.pool.namespace import object_key, publish_namespace
+from penstock.pool.namespace import RENEWED_SECONDS, object_key, publish_namespace
 from penstock.sglang.counters import Counters, Troubles
 from penstock.sglang.pages import Loan
 from penstock.sglang.settings import Settings
@@ -61,10 +62,14 @@ class PageStore:
         self.troubles = Troubles(counters, self.url)
         """Where failures are told."""
         self._descriptions: dict[bytes, Mapping[str, Any]] = {}
+        self._described_next = -math.inf
+        """When all of them are published again, by the monotonic clock."""
 
     def describe(self, namespace: bytes, description: Mapping[str, Any]) -> None:
-        """Has a namespace's description published for people, with the next object stored."""
+        """Has a namespace's description published for people, with the next object stored, and
+        renewed while objects are stored."""
         self._descriptions[namespace] = description
+        self._described_next = -math.inf
 
     @property
     def lookup_timeout(self) -> float:
@@ -155,8 +160,11 @@ class PageStore:
         return [None if isinstance(each, PenstockError) else each for each in outcomes]
 
     def _publish(self) -> None:
-        while self._descriptions:
-            namespace, description = self._descriptions.popitem()
+        now = time.monotonic()
+        if now < self._described_next:
+            return
+        self._described_next = now + RENEWED_SECONDS
+        for namespace, description in list(self._descriptions.items()):
             with contextlib.suppress(PenstockError):
                 publish_namespace(self._store, namespace, description, timeout=_DESCRIPTION_TIMEOUT)
 

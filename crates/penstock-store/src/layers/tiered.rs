@@ -1,9 +1,9 @@
 //! Tiers: several stores as one, the nearest first.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant, SystemTime};
 
 use penstock_contract::{
     BatchBytes, Capabilities, Counters, Error, ErrorKind, GetOutcome, GetRequest, Key, Listed,
@@ -100,6 +100,12 @@ impl Tiered {
         }
     }
 
+    /// Whether some tier knows what time of day values were used at. Then listings count nanoseconds
+    /// since 1970; 0 is for what no tier knows the time of. Else they count as the tiers do.
+    fn tells_time(&self) -> bool {
+        self.tiers.iter().any(|tier| tier.used_at(LATE).is_some())
+    }
+
     /// Runs an operation on every tier; fails if all do.
     fn on_each<T>(&self, operation: impl FnMut(&Arc<dyn Store>) -> Result<T>) -> Result<Vec<T>> {
         let (mut done, mut failure) = (Vec::new(), None);
@@ -114,6 +120,17 @@ impl Tiered {
             _ => Ok(done),
         }
     }
+}
+
+/// A last use, by any store's own unit, that is none of a retired value.
+const LATE: u64 = u64::MAX / 2;
+
+/// Nanoseconds since 1970.
+fn nanos(used_at: SystemTime) -> u64 {
+    let since_1970 = used_at.duration_since(SystemTime::UNIX_EPOCH);
+    since_1970.map_or(0, |since| {
+        u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+    })
 }
 
 /// What two tiers together say about a get. The first of these that is true: a tier has a value; a
@@ -267,16 +284,26 @@ impl Store for Tiered {
         visit: &mut dyn FnMut(Listed),
         deadline: Instant,
     ) -> Result<()> {
-        let mut seen = HashSet::new();
+        // What one tier has may have been used in another one.
+        let mut seen = HashMap::<Key, Listed>::new();
+        let tells_time = self.tells_time();
         let listed = self.on_each(|tier| {
-            let mut once = |listed: Listed| {
-                if seen.insert(listed.key) {
-                    visit(listed);
+            let mut note = |mut listed: Listed| {
+                if tells_time {
+                    listed.last_use = tier.used_at(listed.last_use).map_or(0, nanos);
                 }
+                let known = seen.entry(listed.key).or_insert(listed);
+                known.last_use = known.last_use.max(listed.last_use);
             };
-            tier.list(namespace, &mut once, deadline)
+            tier.list(namespace, &mut note, deadline)
         });
+        seen.into_values().for_each(visit);
         listed.map(|_| ()).inspect_err(|_| self.counters.failed())
+    }
+
+    fn used_at(&self, last_use: u64) -> Option<SystemTime> {
+        (self.tells_time() && last_use > 0)
+            .then(|| SystemTime::UNIX_EPOCH + Duration::from_nanos(last_use))
     }
 
     fn describe(&self, deadline: Instant) -> Result<Vec<(String, String)>> {

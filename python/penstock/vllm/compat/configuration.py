@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.vllm.compat.versions import installed
+
 CONNECTOR = "PenstockConnector"
 """The connector's name in vLLM's configuration."""
 
@@ -61,7 +63,10 @@ def tokens_per_step(vllm_config: Any) -> int:
 
 def holds_prompts(vllm_config: Any) -> bool:
     """Whether only some steps compute prompts (``--prefill-schedule-interval``)."""
-    return int(vllm_config.scheduler_config.prefill_schedule_interval) > 1
+    if int(vllm_config.scheduler_config.prefill_schedule_interval) <= 1:
+        return False
+    has_peers = vllm_config.parallel_config.data_parallel_size > 1
+    return has_peers or installed().HOLDS_PROMPTS_ALONE
 
 
 def requests_per_step(vllm_config: Any) -> int:

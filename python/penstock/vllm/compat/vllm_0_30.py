@@ -30,6 +30,10 @@ class Vllm030:
     NAMES_SESSIONS_ANEW = False
     """Whether a block of a session gets another hash when the session drops a token of it."""
 
+    HOLDS_PROMPTS_ALONE = False
+    """Whether an engine without peers that compute in step with it holds prompts back, if it is
+    told to."""
+
     CARRIES_DRAFTS = False
     """Whether the layers of drafters were tried with this version."""
 

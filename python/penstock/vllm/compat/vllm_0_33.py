@@ -51,6 +51,8 @@ class Vllm033(vllm_0_32.Vllm032):
 
     TELLS_BEFORE_SLEEP = True
 
+    HOLDS_PROMPTS_ALONE = True
+
     USES = (
         *PLANNING.uses,
         *vllm_0_32.SINCE,

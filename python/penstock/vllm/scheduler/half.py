@@ -354,7 +354,7 @@ class SchedulerHalf:
             # What a prompt waits for its next step is a part of computing it. So that step counts
             # from the end of the one before.
             goes_on = self._facts.holds_prompts and len(prompts) > len(done.started)
-            began = 0.0 if goes_on else time.monotonic()
+            began = None if goes_on else time.monotonic()
             self._advisor.on_step(began, orders.step, tokens, pairs)
         if orders.loads or orders.stores or orders.prefetches:
             orders.namespaces = self._agreement.namespaces

@@ -36,7 +36,7 @@ class TieredLookups:
         self._node_memory.look_up(state.id)
         last = catalogue.last_end(request.num_tokens)
         in_host = catalogue.reaches(state.id, 0, last)
-        is_shared = self._sharing.is_shared(request)
+        is_shared = not state.is_private and self._sharing.is_shared(request)
         may_load = is_shared and last > 0 and not request.skip_reading_prefix_cache
         self._spans.begin(state, may_load=may_load)
         if (in_host and in_host[-1].end == last) or not is_shared:

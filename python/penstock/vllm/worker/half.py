@@ -183,7 +183,7 @@ class WorkerHalf:
         """
         if not self._is_asleep:
             self.end_transfers()
-            self.weights.note_change()
+            self.weights.note_sleep()
             self._is_asleep = True
 
     def wake_up(self) -> None:

@@ -50,6 +50,8 @@ class Weights:
         self._changes = 0
         self._start: ModelShares | None = None
         """What the engine told of the weights that it was started with."""
+        self._is_updated = False
+        """Whether somebody has changed them. Sleep is none that does."""
         self._start_tensors: ModelShares | None = None
         """What their tensors were, whole; None if nobody has read them."""
         self._tensors: ModelShares | None = None
@@ -64,7 +66,7 @@ class Weights:
         """Takes what the models are at the start, as the other engines are told."""
         self._start = shares
         self._sample = self._read(Reading.SAMPLE)
-        if shares.model.weights.startswith("tensors:"):
+        if all(part.weights.startswith("tensors:") for part in _parts(shares)):
             self._start_tensors = shares
 
     @property
@@ -81,6 +83,13 @@ class Weights:
         self._know_start()
         self._count_change()
 
+    def note_sleep(self) -> None:
+        """Sleep is about to take the weights away. They come back as they were, unless somebody
+        changes them meanwhile."""
+        is_updated = self._is_updated
+        self.note_change()
+        self._is_updated = is_updated
+
     def note_reload(self) -> None:
         """All weights have come from files, and have not changed since."""
         self.note_change()
@@ -89,6 +98,7 @@ class Weights:
 
     def _count_change(self) -> None:
         self._changes += 1
+        self._is_updated = True
         self._tensors = self._sample = self._files = None
         self._changed()
 
@@ -137,16 +147,33 @@ class Weights:
         return RankWeights(self._worker, self._changes, rank, models)
 
     def _found(self) -> ModelShares | None:
+        # Users may have given the start a name of their own, also if it came from these files.
+        if self._files is not None and not self._has_id:
+            return self._files
+        if self._are_those_of_the_start():
+            return self._start
         if self._files is not None:
             return self._files
+        found = self._tensors
+        return None if found is None or _is_partial(found) else found
+
+    @property
+    def _has_id(self) -> bool:
+        return self._start is not None and self._start.model.weights.startswith("id:")
+
+    def _are_those_of_the_start(self) -> bool:
+        """Whether all that the weights are can be read, and is as at the start."""
         found = self._tensors = self._tensors or self._read(Reading.WHOLE)
-        if found is None or _is_partial(found):
-            return None
-        return self._start if found == self._start_tensors else found
+        return found is not None and not _is_partial(found) and found == self._start_tensors
 
     def _called(self, version: str) -> ModelShares | None:
         sample = self._sample
-        return None if sample is None or _is_partial(sample) else _called(version, sample)
+        if sample is None or _is_partial(sample):
+            return None
+        # A name alone changes nothing: other engines with these weights have not slept.
+        if not self._is_updated and self._are_those_of_the_start():
+            return self._start
+        return _called(version, sample)
 
 
 def _short(version: str) -> str:
@@ -158,8 +185,11 @@ def _short(version: str) -> str:
 
 def _is_partial(shares: ModelShares) -> bool:
     """Whether these are equal for some weights that are not."""
-    parts = filter(None, (shares.model, shares.draft))
-    return any(part.weights.startswith(PARTIAL) for part in parts)
+    return any(part.weights.startswith(PARTIAL) for part in _parts(shares))
+
+
+def _parts(shares: ModelShares) -> list[ModelShare]:
+    return [shares.model, *([] if shares.draft is None else [shares.draft])]
 
 
 def _called(version: str, sample: ModelShares) -> ModelShares:

@@ -64,7 +64,9 @@ class Distance:
     differing: int
     """Elements that differ."""
     ulps: float
-    """The largest difference of an element, in distances from its next number."""
+    """The largest difference of an element, in distances between neighbouring numbers. An element
+    that is shorter than the payload's root mean square counts as that long: short ones are sums of
+    long ones, and have their noise."""
     whole: float
     """Relative distance of the payloads."""
     largest: dict[int, float]
@@ -102,7 +104,8 @@ def distance(one: Array, other: Array, element: str, layers: int) -> Distance | 
         diff = np.abs(a - b)
         square = diff * diff
         longer = np.maximum(np.abs(a), np.abs(b))
-        unit = ULPS[element] * 2 ** np.floor(np.log2(np.maximum(longer, _TINY)))
+        usual = max(float(np.sqrt(size.mean())), _TINY)
+        unit = ULPS[element] * 2 ** np.floor(np.log2(np.maximum(longer, usual)))
         by_window = relative(square, size, WINDOW)
         sums_a, sums_b = sums(squares_a, WINDOW), sums(squares_b, WINDOW)
         differs = one.reshape(len(a), -1) != other.reshape(len(a), -1)

@@ -14,7 +14,7 @@ JUMP_FLOOR = {"bf16": 0.02, "fp16": 0.004, "fp32": 1e-4, "fp8_e4m3": 0.06, "fp8_
 """The least distance of layers before that counts."""
 FEW_ELEMENTS = 3
 """Honest noise is in more elements than these."""
-MOST_ULPS = 2.0
+MOST_ULPS = 4.0
 """Or it is no more than so many distances between neighbouring numbers."""
 
 

@@ -102,6 +102,8 @@ def summary(found: list[Distance], element: str) -> dict[str, Any]:
         "layer": lambda each: each.layer,
         "first": lambda each: each.layers[0],
         "jump": lambda each: each.jump(floor),
+        "peaks": lambda each: each.peaks,
+        "ulps": lambda each: each.ulps,
         "differing": lambda each: each.differing,
     }
     quantiles = {

@@ -67,6 +67,8 @@ class Distance:
     """The largest difference of an element, in distances between neighbouring numbers. An element
     that is shorter than the payload's root mean square counts as that long: short ones are sums of
     long ones, and have their noise."""
+    peaks: float
+    """How many times longer the longest element of a layer is than that of the other side."""
     whole: float
     """Relative distance of the payloads."""
     largest: dict[int, float]
@@ -103,17 +105,20 @@ def distance(one: Array, other: Array, element: str, layers: int) -> Distance | 
         size = 0.5 * (squares_a + squares_b)
         diff = np.abs(a - b)
         square = diff * diff
-        longer = np.maximum(np.abs(a), np.abs(b))
-        usual = max(float(np.sqrt(size.mean())), _TINY)
-        unit = ULPS[element] * 2 ** np.floor(np.log2(np.maximum(longer, usual)))
+        most_a, most_b = (np.abs(each).reshape(layers, -1).max(axis=1) for each in (a, b))
+        peaks = np.maximum(most_a, most_b) / np.maximum(np.minimum(most_a, most_b), _TINY)
         by_window = relative(square, size, WINDOW)
         sums_a, sums_b = sums(squares_a, WINDOW), sums(squares_b, WINDOW)
-        differs = one.reshape(len(a), -1) != other.reshape(len(a), -1)
+        differs = (one.reshape(len(a), -1) != other.reshape(len(a), -1)).any(axis=1)
+        longer = np.maximum(np.abs(a[differs]), np.abs(b[differs]))
+        usual = max(float(np.sqrt(size.mean())), _TINY)
+        unit = ULPS[element] * 2 ** np.floor(np.log2(np.maximum(longer, usual)))
         return Distance(
             is_finite,
             bool(((sums_a == 0) != (sums_b == 0)).any()),
-            int(differs.any(axis=1).sum()),
-            float((diff / unit).max()),
+            int(differs.sum()),
+            float((diff[differs] / unit).max()),
+            float(np.where(most_a == most_b, 1.0, peaks).max()),
             float(np.sqrt(square.sum() / max(size.sum(), _TINY))),
             {WINDOW: float(by_window.max())}
             | {each: float(relative(square, size, each).max()) for each in OTHER_WINDOWS},

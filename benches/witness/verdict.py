@@ -12,6 +12,8 @@ JUMP = 8.0
 """How many times farther a layer may be than all before it."""
 JUMP_FLOOR = {"bf16": 0.02, "fp16": 0.004, "fp32": 1e-4, "fp8_e4m3": 0.06, "fp8_e5m2": 0.12}
 """The least distance of layers before that counts."""
+PEAKS = 4.0
+"""How many times longer the longest element of a layer may be than that of the other side."""
 FEW_ELEMENTS = 3
 """Honest noise is in more elements than these."""
 MOST_ULPS = 4.0
@@ -25,6 +27,8 @@ def wrong(found: Distance, element: str, *, is_first: bool) -> str | None:
         return "not finite"
     if found.is_zero:
         return "zeros"
+    if found.peaks > PEAKS:
+        return "peaks"
     if found.layer > LAYER[element]:
         return "layer"
     if is_first and found.layers[0] > FIRST_LAYER[element]:

@@ -63,6 +63,8 @@ class Distance:
     """Whether a window is all zeros on one side alone."""
     differing: int
     """Elements that differ."""
+    elements: int
+    """All elements."""
     ulps: float
     """The largest difference of an element, in distances between neighbouring numbers. An element
     that is shorter than the payload's root mean square counts as that long: short ones are sums of
@@ -117,6 +119,7 @@ def distance(one: Array, other: Array, element: str, layers: int) -> Distance | 
             is_finite,
             bool(((sums_a == 0) != (sums_b == 0)).any()),
             int(differs.sum()),
+            len(a),
             float((diff[differs] / unit).max()),
             float(np.where(most_a == most_b, 1.0, peaks).max()),
             float(np.sqrt(square.sum() / max(size.sum(), _TINY))),

@@ -14,10 +14,10 @@ JUMP_FLOOR = {"bf16": 0.02, "fp16": 0.004, "fp32": 1e-4, "fp8_e4m3": 0.06, "fp8_
 """The least distance of layers before that counts."""
 PEAKS = 4.0
 """How many times longer the longest element of a layer may be than that of the other side."""
-FEW_ELEMENTS = 3
-"""Honest noise is in more elements than these."""
-MOST_ULPS = 4.0
-"""Or it is no more than so many distances between neighbouring numbers."""
+FEW = 0.01
+"""Noise that is in no more than this share of the elements is small in each of them."""
+MOST_ULPS = 8.0
+"""So small: see `Distance.ulps`."""
 
 
 def wrong(found: Distance, element: str, *, is_first: bool) -> str | None:
@@ -35,6 +35,6 @@ def wrong(found: Distance, element: str, *, is_first: bool) -> str | None:
         return "first layer"
     if found.jump(JUMP_FLOOR[element]) > JUMP:
         return "jump"
-    if found.differing <= FEW_ELEMENTS and found.ulps > MOST_ULPS:
+    if found.differing <= FEW * found.elements and found.ulps > MOST_ULPS:
         return "few elements"
     return None

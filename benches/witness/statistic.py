@@ -13,7 +13,7 @@ WINDOW = 256
 """Elements of a window."""
 OTHER_WINDOWS = (64, 128, 1024)
 """For comparison."""
-FAR = 0.7
+FAR = 0.9
 """A window at this relative distance has other content, and not the same with noise."""
 WIDTHS = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8_e4m3": 1, "fp8_e5m2": 1}
 """Bytes of an element."""

@@ -14,6 +14,8 @@ JUMP_FLOOR = {"bf16": 0.02, "fp16": 0.004, "fp32": 1e-4, "fp8_e4m3": 0.06, "fp8_
 """The least distance of layers before that counts."""
 PEAKS = 4.0
 """How many times longer the longest element of a layer may be than that of the other side."""
+FAR = 0.03
+"""The share of windows that may be far from each other: a token may have gone to other experts."""
 FEW = 0.01
 """Noise that is in no more than this share of the elements is small in each of them."""
 MOST_ULPS = 8.0
@@ -31,6 +33,8 @@ def wrong(found: Distance, element: str, *, is_first: bool) -> str | None:
         return "peaks"
     if found.layer > LAYER[element]:
         return "layer"
+    if found.far > FAR:
+        return "windows"
     if is_first and found.layers[0] > FIRST_LAYER[element]:
         return "first layer"
     if found.jump(JUMP_FLOOR[element]) > JUMP:

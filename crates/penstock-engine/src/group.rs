@@ -37,8 +37,8 @@ pub struct KvGroup {
     /// The type of the numbers that the memory holds, if it holds no others and there is a coder for
     /// it. If the engine compresses values, those of this group are coded.
     pub element: Option<Element>,
-    /// The type of the numbers that the memory holds, as far as payloads can be compared: None if it is
-    /// not known, or if there are several. Such payloads are compared bit for bit.
+    /// The type of the numbers that the memory holds, for comparisons: None if it is not known, or if
+    /// there are several. Such payloads are not compared.
     pub numbers: Option<Numbers>,
     /// Whether the layer of index 0 reads embeddings of tokens alone, see [`Content::is_first`].
     pub reads_tokens: bool,

@@ -235,7 +235,7 @@ fn what_lies_in_node_memory_is_not_loaded_either() {
         Kv::new(KvLayout::LBHNC),
         Kv::new(KvLayout::BLNHC),
     );
-    let node = Pool::new("witness");
+    let node = Pool::new();
     let with_node = |kv, writer| {
         let store = Arc::clone(&probe) as Arc<dyn Store>;
         let engine = Engine::with_node_memory(store, node.open(8 << 20), trusting(true)).unwrap();
@@ -273,7 +273,7 @@ fn what_another_engine_brought_into_node_memory_keeps_its_writer() {
         Kv::new(KvLayout::LBHNC),
         Kv::new(KvLayout::BLNHC),
     );
-    let node = Pool::new("writer");
+    let node = Pool::new();
     let wrong = rig(&probe, trusting(false), &kv, 1);
     let store_of = || Arc::clone(&probe) as Arc<dyn Store>;
     let with_node = |writer| {

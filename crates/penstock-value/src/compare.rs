@@ -4,13 +4,14 @@
 //! chunks of a prompt add up in another order, and rounding differs. So payloads are compared as
 //! numbers: by layers, and in windows of [`WINDOW`] elements.
 //!
-//! | what | what it finds |
+//! | what differs | finds |
 //! |---|---|
-//! | bits that differ, where they must not | everything |
-//! | the model's first layer is off by more than rounding | other weights, adapters, rotary embeddings, layouts |
-//! | a layer is far away | weights of one layer, an order of layers or heads |
-//! | a window is far away, or has no numbers | damaged rows, large exponents |
-//! | an element is off by much more than the others of its layer | a flipped bit, where the others are quiet |
+//! | any bit, where engines round alike | everything |
+//! | a layer, or many windows, by more than noise | other weights, layouts, rotary embeddings |
+//! | the model's first layer, by more than rounding | the same, and adapters, far earlier |
+//! | a layer, by much more than those before it | weights of one layer |
+//! | the longest element of a layer, or what is a number at all | large exponents |
+//! | few elements, but by much | a flipped bit, a damaged row, where all else is equal |
 //!
 //! The bounds are measured: `benches/witness_noise.py` has the distances of honest KV and of KV that
 //! is wrong in many ways. What is wrong by less than honest noise is not found.
@@ -82,45 +83,57 @@ impl Numbers {
         }
     }
 
-    /// The bounds of honest distances.
+    /// The bounds of honest distances. Those of single precision are those of half precision: devices
+    /// may multiply in fewer bits.
     fn bounds(self) -> Bounds {
-        match self {
-            Self::Bf16 | Self::Fp16 => Bounds {
-                first: 0.011,
-                layer: 0.5,
-                window: 0.87,
-                rounding: 1.0 / 256.0,
-            },
-            Self::Fp32 => Bounds {
-                first: 0.001,
-                layer: 0.1,
-                window: 0.5,
-                rounding: 1.0 / 4096.0,
-            },
-            Self::Fp8E4M3 | Self::Fp8E5M2 => Bounds {
-                first: 0.06,
-                layer: 0.5,
-                window: 0.87,
-                rounding: 1.0 / 8.0,
-            },
+        let [layer, first, floor] = match self {
+            Self::Bf16 => [0.7, 0.015, 0.02],
+            Self::Fp16 | Self::Fp32 => [0.15, 0.002, 0.004],
+            Self::Fp8E4M3 => [1.2, 0.06, 0.06],
+            Self::Fp8E5M2 => [1.2, 0.12, 0.12],
+        };
+        Bounds {
+            layer,
+            first,
+            floor,
         }
+    }
+
+    /// The distance of 1 from the next number.
+    fn ulp(self) -> f32 {
+        let bits = match self {
+            Self::Bf16 => 7,
+            Self::Fp16 => 10,
+            Self::Fp32 => 23,
+            Self::Fp8E4M3 => 3,
+            Self::Fp8E5M2 => 2,
+        };
+        2_f32.powi(-bits)
     }
 }
 
-/// How far apart payloads of the same KV may be.
+/// Bounds that depend on the type of the numbers.
 struct Bounds {
-    /// The distance of the model's first layer. No other layer's noise adds to it.
-    first: f32,
     /// The distance of any layer.
     layer: f32,
-    /// The distance of any window.
-    window: f32,
-    /// What rounding does to a number, as a share of it.
-    rounding: f32,
+    /// The distance of the model's first layer: nothing before it has rounded.
+    first: f32,
+    /// The least distance of earlier layers that a [jump](JUMP) is measured by.
+    floor: f32,
 }
 
-/// How often an element may be off by more than what the other elements of its layer are off by.
-const OUTLIER: f32 = 31.0;
+/// How many times farther a layer may be than all before it.
+const JUMP: f32 = 8.0;
+/// How many times longer the longest element of a layer may be than that of the other side.
+const PEAK: f32 = 4.0;
+/// A window at this distance has other content, and not the same with noise.
+const FAR: f32 = 0.9;
+/// The share of windows that may be so far: a token may have gone to other experts.
+const FAR_SHARE: f32 = 0.07;
+/// Noise that is in no more than this share of the elements is small in each of them.
+const FEW: f32 = 0.01;
+/// So small, in distances between neighbouring numbers.
+const MOST_ULPS: f32 = 8.0;
 
 /// What a payload consists of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,19 +149,32 @@ pub struct Content {
     pub is_first: bool,
 }
 
-/// How far apart two payloads are. Distances are those of vectors: the root of the sum of the squared
-/// differences, over that of the mean of both sums of squares. 0 is for equal vectors, the root of two
-/// for unrelated ones, and 2 for opposite ones.
+/// How far apart two payloads are.
+///
+/// The distance of two windows is the root of the sum of their squared differences, over that of the
+/// mean of both sums of squares. It is 0 for equal windows, the root of two for unrelated ones, and 2
+/// for opposite ones. That of a layer is what a quarter of its windows exceed: a few odd tokens do
+/// not count.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Distance {
     /// That of the model's first layer; 0 if it is not among them.
     pub first: f32,
     /// The largest of a layer.
     pub layer: f32,
-    /// The largest of a window. Infinite if one payload alone has a number somewhere.
-    pub window: f32,
-    /// The most that an element is off, as a multiple of what the others of its layer are.
-    pub outlier: f32,
+    /// How many times farther a layer is than all before it, from the third on.
+    pub jump: f32,
+    /// How many times longer the longest element of a layer is on one side than on the other.
+    pub peak: f32,
+    /// The share of windows that are far from each other.
+    pub far: f32,
+    /// Whether one payload alone has no number somewhere, or nothing but zeros in a window.
+    pub is_broken: bool,
+    /// The share of elements that differ.
+    pub differing: f32,
+    /// If these are few: the most that one of them is off, in distances between neighbouring numbers.
+    /// An element that is shorter than the root mean square counts as that long: short ones are sums
+    /// of long ones, and have their noise.
+    pub ulps: f32,
 }
 
 /// What two payloads are to each other.
@@ -171,43 +197,45 @@ pub fn compare(content: Content, ours: &[u8], theirs: &[u8], is_exact: bool) -> 
         return Compared::Same;
     }
     let Some(numbers) = content.numbers else {
-        return match is_exact {
-            true => Compared::Apart(Distance::default()),
-            false => Compared::Unknown,
-        };
+        return Compared::Unknown;
     };
     let bf16 = |[a, b]: [u8; 2]| bf16(u16::from_le_bytes([a, b]));
-    let fp16_of = |[a, b]: [u8; 2]| fp16(u16::from_le_bytes([a, b]));
-    let bounds = &numbers.bounds();
+    let half = |[a, b]: [u8; 2]| fp16(u16::from_le_bytes([a, b]));
+    // The same as the upper byte of a half.
+    let quarter = |[byte]: [u8; 1]| fp16(u16::from(byte) << 8);
     let distance = match numbers {
-        Numbers::Bf16 => distance(content, bounds, ours, theirs, bf16),
-        Numbers::Fp16 => distance(content, bounds, ours, theirs, fp16_of),
-        Numbers::Fp32 => distance(content, bounds, ours, theirs, f32::from_le_bytes),
-        Numbers::Fp8E4M3 => distance(content, bounds, ours, theirs, |[byte]| e4m3(byte)),
-        // The same as the upper byte of fp16.
-        Numbers::Fp8E5M2 => {
-            let e5m2 = |[byte]: [u8; 1]| fp16(u16::from(byte) << 8);
-            distance(content, bounds, ours, theirs, e5m2)
-        }
+        Numbers::Bf16 => distance(content, numbers, ours, theirs, bf16),
+        Numbers::Fp16 => distance(content, numbers, ours, theirs, half),
+        Numbers::Fp32 => distance(content, numbers, ours, theirs, f32::from_le_bytes),
+        Numbers::Fp8E4M3 => distance(content, numbers, ours, theirs, |[byte]| e4m3(byte)),
+        Numbers::Fp8E5M2 => distance(content, numbers, ours, theirs, quarter),
     };
-    let is_apart = is_exact
-        || distance.first > bounds.first
-        || distance.layer > bounds.layer
-        || distance.window > bounds.window
-        || distance.outlier > OUTLIER;
-    match is_apart {
+    match is_exact || distance.is_of_other_kv(&numbers.bounds()) {
         true => Compared::Apart(distance),
         false => Compared::Alike(distance),
     }
 }
 
+impl Distance {
+    fn is_of_other_kv(&self, bounds: &Bounds) -> bool {
+        self.is_broken
+            || self.peak > PEAK
+            || self.layer > bounds.layer
+            || self.first > bounds.first
+            || self.far > FAR_SHARE
+            || self.jump > JUMP
+            || self.ulps > MOST_ULPS
+    }
+}
+
 fn distance<const N: usize>(
     content: Content,
-    bounds: &Bounds,
+    numbers: Numbers,
     ours: &[u8],
     theirs: &[u8],
     number: impl Fn([u8; N]) -> f32 + Copy,
 ) -> Distance {
+    let floor = numbers.bounds().floor;
     let pieces = (content.pages * content.layers).max(1);
     // Layers of other lengths are not known of; then all count as one.
     let is_cut = ours.len().is_multiple_of(pieces * N);
@@ -217,101 +245,119 @@ fn distance<const N: usize>(
         ours.len()
     };
     let mut found = Distance::default();
+    let mut all = Sums::default();
+    let (mut windows, mut far, mut differing) = (0, 0, 0);
+    let mut distances = Vec::with_capacity(layer_bytes.div_ceil(N * WINDOW));
+    let mut farthest = 0.0_f32;
     let pairs = ours.chunks(layer_bytes).zip(theirs.chunks(layer_bytes));
     for (place, (ours, theirs)) in pairs.enumerate() {
-        if ours == theirs {
-            continue;
+        let layer = place % content.layers.max(1);
+        if layer == 0 {
+            farthest = 0.0;
         }
-        let layer = Layer::of(ours, theirs, number);
-        let distance = layer.all.distance();
-        if content.is_first && is_cut && place % content.layers == 0 {
+        distances.clear();
+        let mut longest = [0.0_f32; 2];
+        for (a, b) in in_windows::<N>(ours, theirs) {
+            let window = Sums::of(numbers_of(a, b, number));
+            found.is_broken |= window.is_broken || window.is_zero_on_one_side();
+            longest = [0, 1].map(|side| longest[side].max(window.longest[side]));
+            differing += a.iter().zip(b).filter(|(a, b)| a != b).count();
+            distances.push(window.distance());
+            far += usize::from(window.distance() > FAR);
+            all.add(&window);
+        }
+        windows += distances.len();
+        let distance = upper_quarter(&mut distances);
+        found.layer = found.layer.max(distance);
+        if layer == 0 && content.is_first && is_cut {
             found.first = found.first.max(distance);
         }
-        found.layer = found.layer.max(distance);
-        found.window = found.window.max(layer.window);
-        found.outlier = found.outlier.max(layer.outlier(bounds.rounding));
+        if layer >= 2 {
+            found.jump = found.jump.max(distance / farthest.max(floor));
+        }
+        farthest = farthest.max(distance);
+        let [shorter, longer] = [longest[0].min(longest[1]), longest[0].max(longest[1])];
+        if longer > shorter {
+            found.peak = found.peak.max(longer / shorter);
+        }
+    }
+    found.far = far as f32 / windows.max(1) as f32;
+    found.differing = differing as f32 / (ours.len() / N).max(1) as f32;
+    if found.differing <= FEW {
+        let typical = all.typical();
+        let pairs = in_windows::<N>(ours, theirs).filter(|(a, b)| a != b);
+        for (a, b) in pairs.flat_map(|(a, b)| numbers_of(a, b, number)) {
+            // The next power of two below: there, numbers are so far from each other.
+            let size = a.abs().max(b.abs()).max(typical);
+            let power = f32::from_bits(size.to_bits() & 0x7f80_0000);
+            found.ulps = found.ulps.max((a - b).abs() / (power * numbers.ulp()));
+        }
     }
     found
 }
 
-/// What the windows of a layer add up to.
-#[derive(Default)]
-struct Layer {
-    all: Sums,
-    /// The largest distance of a window.
-    window: f32,
-    /// The most that an element is off, as a share of it, or of the root mean square of its window if
-    /// that is more. And the square of how far it is off.
-    most: (f32, f64),
+/// The elements of both payloads, in windows.
+fn in_windows<'a, const N: usize>(
+    ours: &'a [u8],
+    theirs: &'a [u8],
+) -> impl Iterator<Item = (&'a [[u8; N]], &'a [[u8; N]])> {
+    let ours = ours.as_chunks::<N>().0.chunks(WINDOW);
+    ours.zip(theirs.as_chunks::<N>().0.chunks(WINDOW))
 }
 
-impl Layer {
-    fn of<const N: usize>(
-        ours: &[u8],
-        theirs: &[u8],
-        number: impl Fn([u8; N]) -> f32 + Copy,
-    ) -> Self {
-        let mut layer = Self::default();
-        let ours = ours.as_chunks::<N>().0.chunks(WINDOW);
-        let theirs = theirs.as_chunks::<N>().0.chunks(WINDOW);
-        for (ours, theirs) in ours.zip(theirs) {
-            let pairs = || (ours.iter().zip(theirs)).map(|(&a, &b)| (number(a), number(b)));
-            let window = Sums::of(pairs());
-            layer.all.add(&window);
-            if window.differences == 0.0 && !window.is_broken {
-                continue;
-            }
-            layer.window = layer.window.max(window.distance());
-            let typical = window.typical();
-            for (a, b) in pairs() {
-                let off = (a - b).abs();
-                let share = off / a.abs().max(b.abs()).max(typical);
-                if share > layer.most.0 {
-                    layer.most = (share, f64::from(off) * f64::from(off));
-                }
-            }
-        }
-        layer
-    }
+fn numbers_of<'a, const N: usize>(
+    ours: &'a [[u8; N]],
+    theirs: &'a [[u8; N]],
+    number: impl Fn([u8; N]) -> f32 + Copy + 'a,
+) -> impl Iterator<Item = (f32, f32)> + Clone + 'a {
+    let pairs = ours.iter().zip(theirs);
+    pairs.map(move |(&a, &b)| (number(a), number(b)))
+}
 
-    fn outlier(&self, rounding: f32) -> f32 {
-        let (share, square) = self.most;
-        let others = Sums {
-            differences: (self.all.differences - square).max(0.0),
-            ..self.all
-        };
-        share / others.distance().max(rounding)
+/// What a quarter of the distances exceed.
+fn upper_quarter(distances: &mut [f32]) -> f32 {
+    if distances.is_empty() {
+        return 0.0;
     }
+    let place = (distances.len() - 1) * 3 / 4;
+    *distances.select_nth_unstable_by(place, f32::total_cmp).1
 }
 
 /// Sums over elements of both payloads that are numbers.
 #[derive(Clone, Copy, Default)]
 struct Sums {
     elements: u32,
-    /// Squares of both.
-    squares: f64,
-    /// Squares of what they differ by.
+    /// The squares of each side.
+    squares: [f64; 2],
+    /// The squares of what they differ by.
     differences: f64,
-    /// Whether one of them alone has no number somewhere.
+    /// The longest element of each side.
+    longest: [f32; 2],
+    /// Whether one side alone has no number somewhere.
     is_broken: bool,
 }
 
 impl Sums {
     fn of(pairs: impl Iterator<Item = (f32, f32)> + Clone) -> Self {
-        let (mut squares, mut differences) = (0.0_f32, 0.0_f32);
+        let (mut first, mut second, mut differences) = (0.0_f32, 0.0_f32, 0.0_f32);
+        let (mut longest_first, mut longest_second) = (0.0_f32, 0.0_f32);
         let mut elements = 0;
         for (a, b) in pairs.clone() {
             elements += 1;
-            squares += a * a + b * b;
+            first += a * a;
+            second += b * b;
             differences += (a - b) * (a - b);
+            longest_first = longest_first.max(a.abs());
+            longest_second = longest_second.max(b.abs());
         }
-        if !squares.is_finite() {
+        if !(first + second).is_finite() {
             return Self::of_any(pairs);
         }
         Self {
             elements,
-            squares: f64::from(squares),
+            squares: [first, second].map(f64::from),
             differences: f64::from(differences),
+            longest: [longest_first, longest_second],
             is_broken: false,
         }
     }
@@ -322,9 +368,10 @@ impl Sums {
         for (a, b) in pairs {
             sums.is_broken |= a.is_finite() != b.is_finite();
             if a.is_finite() && b.is_finite() {
-                let (a, b) = (f64::from(a), f64::from(b));
                 sums.elements += 1;
-                sums.squares += a * a + b * b;
+                sums.longest = [sums.longest[0].max(a.abs()), sums.longest[1].max(b.abs())];
+                let (a, b) = (f64::from(a), f64::from(b));
+                sums.squares = [sums.squares[0] + a * a, sums.squares[1] + b * b];
                 sums.differences += (a - b) * (a - b);
             }
         }
@@ -333,24 +380,25 @@ impl Sums {
 
     fn add(&mut self, other: &Self) {
         self.elements += other.elements;
-        self.squares += other.squares;
+        self.squares = [0, 1].map(|side| self.squares[side] + other.squares[side]);
         self.differences += other.differences;
-        self.is_broken |= other.is_broken;
+    }
+
+    fn is_zero_on_one_side(&self) -> bool {
+        (self.squares[0] == 0.0) != (self.squares[1] == 0.0)
     }
 
     fn distance(&self) -> f32 {
-        if self.is_broken {
-            return f32::INFINITY;
-        }
         match self.differences > 0.0 {
-            true => (2.0 * self.differences / self.squares).sqrt() as f32,
+            true => (2.0 * self.differences / (self.squares[0] + self.squares[1])).sqrt() as f32,
             false => 0.0,
         }
     }
 
-    /// The root mean square of the elements.
+    /// The root mean square of the elements of both sides.
     fn typical(&self) -> f32 {
-        (self.squares / f64::from(2 * self.elements)).sqrt() as f32
+        let squares = self.squares[0] + self.squares[1];
+        (squares / f64::from(2 * self.elements).max(1.0)).sqrt() as f32
     }
 }
 

@@ -48,7 +48,7 @@ def scheduler_half(
         engine_id=str(transfer.engine_id),
         tensor_parallel=vllm_config.parallel_config.tensor_parallel_size,
         ranks=vllm_config.parallel_config.world_size,
-        rounding=compat.rounding(vllm_config),
+        rounding=compat.rounding(vllm_config, groups),
         names_sessions_anew=compat.names_sessions_anew(),
         holds_prompts=compat.holds_prompts(vllm_config),
         speculates=vllm_config.speculative_config is not None,

@@ -56,7 +56,9 @@ def transfer_groups(vllm_config: Any, kv_cache_config: KVCacheConfig) -> Groups:
                 draft=draft,
                 packing=packing,
                 element=_numbers(spec, state, vllm_config, _ELEMENTS) if packing is None else None,
-                numbers=_numbers(spec, state, vllm_config, _NUMBERS),
+                # What a drafter keeps of a block's last token depends on the next one too, so it
+                # cannot be compared.
+                numbers=_numbers(spec, state, vllm_config, _NUMBERS) if draft is None else None,
             )
         )
     if not groups:

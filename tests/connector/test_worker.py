@@ -32,6 +32,12 @@ class Recorder:
     def name_group(self, group: int, namespace: bytes) -> None:
         pass
 
+    def set_writer(self, writer: int) -> None:
+        pass
+
+    def stats(self) -> dict[str, int]:
+        return {}
+
     def raise_fence(self, stream: int, *, cuda_device: int) -> str:
         name = f"fence {sum(call[0] == 'fence' for call in self.calls)}"
         self.calls.append(("fence", stream, cuda_device))

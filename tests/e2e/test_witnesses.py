@@ -30,7 +30,7 @@ SETTINGS: dict[str, Any] = {"penstock.host_tier": True, "penstock.model_id": "th
 
 
 def turn_too_slowly() -> None:
-    """Positions count half in rotary embeddings: as with a scaling of 2 that only one engine has."""
+    """Positions count half in rotary embeddings, as with a scaling that only one engine has."""
     from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 
     for name in ("forward_cpu", "forward_native"):
@@ -42,37 +42,24 @@ def turn_too_slowly() -> None:
         setattr(RotaryEmbedding, name, wrong)
 
 
-def halve_adapters() -> None:
-    """An adapter's second half is weaker than its files say."""
-    from vllm.lora.layers import base_linear
+def weaken_adapters() -> None:
+    """Adapters do less than their files say."""
+    import vllm.lora.layers
+    from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
 
-    right = base_linear.BaseLinearLayerWithLoRA.set_lora
-
-    def wrong(self: Any, index: int, lora_a: Any, lora_b: Any) -> None:
-        halved = [half * 0.5 for half in lora_b] if isinstance(lora_b, list) else lora_b * 0.5
-        right(self, index, lora_a, halved)
-
-    base_linear.BaseLinearLayerWithLoRA.set_lora = wrong
-    for layer in (base_linear.BaseLinearLayerWithLoRA, *_below(base_linear.BaseLinearLayerWithLoRA)):
-        if "set_lora" in vars(layer) and layer is not base_linear.BaseLinearLayerWithLoRA:
-            _halve(layer)
+    layers = [one for one in vars(vllm.lora.layers).values() if isinstance(one, type)]
+    for layer in {BaseLinearLayerWithLoRA, *layers}:
+        if issubclass(layer, BaseLinearLayerWithLoRA) and "set_lora" in vars(layer):
+            _weaken(layer)
 
 
-def _below(kind: type) -> list[type]:
-    import vllm.lora.layers  # noqa: F401
-
-    found = []
-    for one in kind.__subclasses__():
-        found += [one, *_below(one)]
-    return found
-
-
-def _halve(layer: Any) -> None:
+def _weaken(layer: Any) -> None:
     right = layer.set_lora
 
     def wrong(self: Any, index: int, lora_a: Any, lora_b: Any) -> None:
-        halves = [half if half is None else half * 0.5 for half in lora_b]
-        right(self, index, lora_a, halves)
+        parts = lora_b if isinstance(lora_b, list) else [lora_b]
+        weaker = [part if part is None else part * 0.5 for part in parts]
+        right(self, index, lora_a, weaker if isinstance(lora_b, list) else weaker[0])
 
     layer.set_lora = wrong
 
@@ -134,7 +121,7 @@ def test_wrong_kv_is_found_and_never_loaded_again(
         adapter = Adapter("writer", 1, str(attention.lora(tmp_path / "writer", llama, seed=1)))
     prepare = {
         "weights": None,
-        "adapter": "halve_adapters",
+        "adapter": "weaken_adapters",
         "rotary": "turn_too_slowly",
         "layout": "exchange_layers",
         "bit": "flip_a_bit",

@@ -13,8 +13,8 @@ from penstock.pool.namespace import Unreadable, read_namespace
 
 _ADVICE = (
     "one of the two computes wrong KV: compare weights, adapters, settings and hardware of both "
-    "engines (each logs its writer when it starts), and restart the one that is wrong. It is another "
-    "writer then"
+    "engines (each logs its writer when it starts), and restart the one that is wrong. It is "
+    "another writer then"
 )
 
 

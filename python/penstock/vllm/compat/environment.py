@@ -183,4 +183,3 @@ def environment() -> dict[str, str]:
 
 def _may_differ(name: str) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in MAY_DIFFER_BY_ENVIRONMENT)
-

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use penstock_contract::Key;
 use penstock_value::compare::Content;
 use penstock_value::compress::Element;
+use penstock_value::header::Label;
 use penstock_value::header::Writer;
-use penstock_value::sealed::Label;
 
 use crate::config::LONGEST;
 use crate::outcome::Part;

@@ -57,7 +57,7 @@ impl Engine {
     /// dropped. One put has `store_timeout` seconds.
     ///
     /// With `trusts`, values of a writer that others have found to be wrong are not loaded, and this
-    /// engine tells the others whom it has found to be wrong: see `penstock-value/src/trust.rs`.
+    /// engine tells the others whom it has found to be wrong: see `penstock-value/src/sealed/trust.rs`.
     ///
     /// Loads from shared memory go straight into the blocks, or with `in_place` false through slots.
     ///

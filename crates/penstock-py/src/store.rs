@@ -485,7 +485,7 @@ impl Store {
         without_gil(py, || self.inner.describe(deadline)).map(BTreeMap::from_iter)
     }
 
-    /// Whom engines of the pool have found to be wrong, see `penstock-value/src/trust.rs`: writer,
+    /// Whom engines of the pool have found to be wrong, see `penstock-value/src/sealed/trust.rs`: writer,
     /// witness, the time in seconds since 1970, the namespace of the value, and whether the mark
     /// counts.
     #[pyo3(signature = (*, timeout))]

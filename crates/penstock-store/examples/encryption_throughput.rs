@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use penstock_contract::{Key, Namespace};
 use penstock_layout::Span;
 use penstock_value::Keyring;
+use penstock_value::header::Label;
 use penstock_value::header::{Checksum, ENCRYPTED_HEADER_BYTES};
-use penstock_value::sealed::Label;
 
 /// Bytes that each pass works through.
 const PASS_BYTES: usize = 128 << 20;

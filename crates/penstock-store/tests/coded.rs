@@ -6,8 +6,8 @@ use penstock_contract::testing::{Faults, Faulty};
 use penstock_contract::{Key, PutOutcome, Store};
 use penstock_store::layers::Tiered;
 use penstock_value::compress::{CHUNK_ELEMENTS, Element};
-use penstock_value::header::{Checksum, HEADER_BYTES, Rejection};
-use penstock_value::sealed::{Carried, Finding, Got, Label, SealedStore};
+use penstock_value::header::{Checksum, HEADER_BYTES, Label, Rejection};
+use penstock_value::sealed::{Carried, Finding, Got, SealedStore};
 use proptest::prelude::*;
 
 use crate::behaviour::slots::*;

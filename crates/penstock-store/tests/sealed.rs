@@ -10,8 +10,8 @@ use penstock_contract::{
 };
 use penstock_store::layers::{Breaker, BreakerSettings, Tiered};
 use penstock_store::{OpenOptions, open};
-use penstock_value::header::{Checksum, Rejection};
-use penstock_value::sealed::{Carried, Finding, Got, Label, SealedStore};
+use penstock_value::header::{Checksum, Label, Rejection};
+use penstock_value::sealed::{Carried, Finding, Got, SealedStore};
 use proptest::prelude::*;
 
 use crate::behaviour::slots::*;

@@ -12,8 +12,8 @@ use penstock_contract::{ErrorKind, Key, Namespace, PutOutcome, Store};
 use penstock_store::ShmStore;
 use penstock_store::layers::{Breaker, BreakerSettings, Quota, Quotas, Tiered};
 use penstock_value::compress::Element;
-use penstock_value::header::{self, Checksum, HEADER_BYTES, Writer};
-use penstock_value::sealed::{Finding, Got, HeaderRoom, LARGEST_HEADER_BYTES, Label, Wanted};
+use penstock_value::header::{self, Checksum, HEADER_BYTES, Label, Writer};
+use penstock_value::sealed::{Finding, Got, HeaderRoom, LARGEST_HEADER_BYTES, Wanted};
 use penstock_value::{Keyring, MemoryStore, SealedStore};
 use proptest::prelude::*;
 

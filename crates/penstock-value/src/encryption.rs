@@ -20,10 +20,10 @@ use zeroize::Zeroizing;
 use crate::coded::{Coded, Whole};
 use crate::compress::Element;
 use crate::header::{
-    self, Checksum, ENCRYPTED_HEADER_BYTES, Form, HEADER_BYTES, PAYLOAD_CHECKSUM_AT, Rejection,
+    self, Checksum, ENCRYPTED_HEADER_BYTES, Form, HEADER_BYTES, Label, PAYLOAD_CHECKSUM_AT,
+    Rejection,
 };
 use crate::keyring::{FINGERPRINT_BYTES, Keyring, SECRET_BYTES, Secret};
-use crate::sealed::Label;
 
 const FINGERPRINT_AT: usize = HEADER_BYTES;
 const SALT_AT: usize = FINGERPRINT_AT + FINGERPRINT_BYTES;

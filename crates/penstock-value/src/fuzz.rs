@@ -10,8 +10,8 @@ use penstock_contract::{Key, Namespace};
 use penstock_layout::Span;
 
 use crate::compress::{self, Element, Speed};
-use crate::header::{self, Checksum, ENCRYPTED_HEADER_BYTES, HEADER_BYTES, Writer};
-use crate::sealed::{Finding, Label};
+use crate::header::{self, Checksum, ENCRYPTED_HEADER_BYTES, HEADER_BYTES, Label, Writer};
+use crate::sealed::Finding;
 use crate::{Keyring, MemoryStore, SealedStore};
 
 /// Any bytes in place of a value are accepted only if they are what sealing makes of their payload.

@@ -90,6 +90,28 @@ impl fmt::Display for Writer {
     }
 }
 
+/// What a payload is sealed under.
+#[derive(Clone, Copy, Debug)]
+pub struct Label<'a> {
+    /// The object's name.
+    pub key: &'a Key,
+    /// Who computed the payload.
+    pub writer: Writer,
+    /// What goes into the encryption besides the keys; empty for nothing.
+    pub context: &'a [u8],
+}
+
+impl<'a> Label<'a> {
+    /// The label of a payload that nobody is known to have computed, without a context.
+    pub fn of(key: &'a Key) -> Self {
+        Self {
+            key,
+            writer: Writer::UNKNOWN,
+            context: &[],
+        }
+    }
+}
+
 /// Why a value was not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Rejection {

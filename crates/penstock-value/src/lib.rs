@@ -14,11 +14,9 @@ mod keyring;
 mod memory;
 pub mod sealed;
 mod size;
-mod trust;
 
 pub use encryption::MAX_ENCRYPTED_PAYLOAD;
 pub use keyring::{KEYS_VARIABLE, Keyring};
 pub use memory::MemoryStore;
-pub use sealed::SealedStore;
+pub use sealed::{Accused, Mark, ROLL, SealedStore, Trust};
 pub use size::parse_size;
-pub use trust::{Accused, Mark, ROLL, Trust};

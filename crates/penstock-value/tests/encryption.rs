@@ -3,10 +3,10 @@
 use penstock_contract::{Key, Namespace, testing};
 use penstock_layout::Span;
 use penstock_value::Keyring;
+use penstock_value::header::Label;
 use penstock_value::header::{
     self, Checksum, ENCRYPTED_HEADER_BYTES, HEADER_BYTES, Rejection, Writer, verify_value,
 };
-use penstock_value::sealed::Label;
 use proptest::collection::vec;
 use proptest::prelude::*;
 

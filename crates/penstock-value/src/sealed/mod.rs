@@ -23,6 +23,7 @@ mod get;
 mod in_place;
 mod placed;
 mod put;
+mod trust;
 mod whole;
 
 use std::io::IoSliceMut;
@@ -35,13 +36,14 @@ use smallvec::SmallVec;
 
 pub use get::{Arrival, Destination, Got, Rejected, Verified, Wanted};
 pub use placed::{Lent, Reserved};
-pub use put::{Label, Seal, SealedBeside, SealedInPlace, SealedValue};
+pub use put::{Seal, SealedBeside, SealedInPlace, SealedValue};
+pub use trust::{Accused, Mark, ROLL, Trust};
 pub use whole::{Carried, Finding};
 
 use penstock_contract::{Capabilities, Key, Listed, Namespace, Result, Store, StoreStats};
 
+use crate::Keyring;
 use crate::header::{ENCRYPTED_HEADER_BYTES, HEADER_BYTES, Rejection, Writer};
-use crate::{Keyring, Trust};
 
 /// Bytes that a destination has beyond its payload's. A value that arrives may have either header,
 /// whether the reader has keys or not. Only when the value is there does it show whether it is

@@ -9,29 +9,7 @@ use smallvec::SmallVec;
 
 use super::SealedStore;
 use crate::compress::{self, Element};
-use crate::header::{self, Checksum, ENCRYPTED_HEADER_BYTES, HEADER_BYTES, Writer};
-
-/// What a payload is sealed under.
-#[derive(Clone, Copy, Debug)]
-pub struct Label<'a> {
-    /// The object's name.
-    pub key: &'a Key,
-    /// Who computed the payload.
-    pub writer: Writer,
-    /// What goes into the encryption besides the keys; empty for nothing.
-    pub context: &'a [u8],
-}
-
-impl<'a> Label<'a> {
-    /// The label of a payload that nobody is known to have computed, without a context.
-    pub fn of(key: &'a Key) -> Self {
-        Self {
-            key,
-            writer: Writer::UNKNOWN,
-            context: &[],
-        }
-    }
-}
+use crate::header::{self, Checksum, ENCRYPTED_HEADER_BYTES, HEADER_BYTES, Label};
 
 /// A value that was made in place, where its payload lay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

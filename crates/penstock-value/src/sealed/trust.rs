@@ -28,9 +28,9 @@ use penstock_contract::{
 };
 use twox_hash::XxHash3_64;
 
+use super::{Destination, Got, HeaderRoom, SealedStore, Wanted};
+use crate::Keyring;
 use crate::header::Writer;
-use crate::sealed::{Destination, Got, HeaderRoom, Wanted};
-use crate::{Keyring, SealedStore};
 
 /// The namespace that rolls lie in: SHA-256 of `penstock distrusted writers`, cut to its length.
 pub const ROLL: Namespace = Namespace([
@@ -43,15 +43,15 @@ const EVERY: Duration = Duration::from_secs(10);
 const AGAIN: Duration = Duration::from_secs(1);
 /// The most marks that a roll holds. The oldest go first.
 const MOST_MARKS: usize = 1024;
-/// So many writers that one engine disagrees with are taken for its own fault.
+/// An engine that disagrees with so many writers is taken to be wrong itself.
 const TOO_MANY: usize = 3;
-/// So many engines that disagree with a writer show that it is no witness.
+/// A writer that so many engines disagree with is no witness.
 const ENOUGH: usize = 2;
 
 /// Bytes of a mark in the roll.
 const MARK_BYTES: usize = 3 * 8 + NAMESPACE_BYTES;
 
-/// That one engine has found another's KV to be wrong.
+/// One engine's word that another's KV is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Mark {
     /// Whose KV it was.

@@ -215,8 +215,8 @@ impl Trust {
     fn read_one(&self, key: &Key, deadline: Instant) -> Result<BTreeSet<Mark>> {
         let mut payload = vec![0; MOST_MARKS * MARK_BYTES];
         let destination = Room {
-            key: *key,
-            header: HeaderRoom::new(),
+            key,
+            header: &mut HeaderRoom::new(),
             payload: &mut payload,
         };
         let mut arrivals = self.rolls.fetch(vec![destination], deadline);
@@ -339,8 +339,8 @@ impl Mark {
 
 /// Where a roll arrives.
 struct Room<'a> {
-    key: Key,
-    header: HeaderRoom,
+    key: &'a Key,
+    header: &'a mut HeaderRoom,
     payload: &'a mut [u8],
 }
 
@@ -348,7 +348,7 @@ impl Destination for Room<'_> {
     fn wanted(&mut self, header_bytes: usize) -> Wanted<'_> {
         let payload = std::iter::once(IoSliceMut::new(self.payload));
         Wanted {
-            key: &self.key,
+            key: self.key,
             context: &[],
             position: 0,
             payload_bytes: None,

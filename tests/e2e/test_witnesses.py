@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from lab.engines.node import Adapter, Node
 from lab.models import attention
+from lab.models.hybrids import HYBRIDS
 from penstock._native import Store
 from tests.e2e.conftest import BLOCK, tokens
 from tests.e2e.stored import all_stored
@@ -159,3 +161,36 @@ def test_wrong_kv_is_found_and_never_loaded_again(
         for prompt, expected in zip(PROMPTS, right, strict=True):
             assert ask(third, prompt, adapter) == expected
         assert third.counters().get("loaded_tokens", 0) > 0
+
+
+FAMILIES: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
+    "grouped queries": (attention.llama, {}),
+    "fp8": (attention.llama, {"dtype": "bfloat16", "kv_cache_dtype": "fp8_e4m3"}),
+    "windows": (attention.gemma2, {"dtype": "bfloat16"}),
+    "latent": (attention.deepseek_v2, attention.LATENT_ENGINE | {"dtype": "bfloat16"}),
+    "delta net": (HYBRIDS["qwen3_next"].make, HYBRIDS["qwen3_next"].engine),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_honest_engines_agree(family: str, start: Start, tmp_path: Path) -> None:
+    """The second computes in smaller steps, and computes as prompts what the first has decoded."""
+    if family == "fp8" and not torch.cpu._is_avx512_supported():
+        pytest.skip("vLLM keeps FP8 only on CPUs with AVX-512")
+    make, options = FAMILIES[family]
+    model = make(tmp_path / "model")
+    options = options | {"pool": f"file://{tmp_path}/pool?size=1GiB"}
+    block = options.get("block_size", BLOCK)
+    prompts = [tokens(3 * block - 20 + number, seed=840 + number) for number in range(8)]
+    with start(model, settings={"penstock.host_tier": True}, **options) as first:
+        answers = [first.ask(prompt, max_tokens=40).tokens for prompt in prompts]
+        all_stored(first, 3 * len(prompts))
+    settings = {"penstock.witness_share": 1.0, "penstock.host_tier": True}
+    smaller = options | {"max_num_batched_tokens": block}
+    with start(model, settings=settings, **smaller) as second:
+        for prompt, answer in zip(prompts, answers, strict=True):
+            second.ask([*prompt, *answer], max_tokens=2)
+        second.wait_for("witnessed_blocks", 2 * len(prompts))
+        assert second.counters()["witness_disagreements"] == 0
+        assert second.counters().get("loaded_tokens", 0) == 0
+    assert Store.open(options["pool"]).marks(timeout=60.0) == []

@@ -99,6 +99,16 @@ impl Numbers {
         }
     }
 
+    /// The smallest number that has all bits of the mantissa. What is far below is rounded to zero.
+    fn normal(self) -> f32 {
+        let exponent = match self {
+            Self::Bf16 | Self::Fp32 => -126,
+            Self::Fp16 | Self::Fp8E5M2 => -14,
+            Self::Fp8E4M3 => -6,
+        };
+        2_f32.powi(exponent)
+    }
+
     /// The distance of 1 from the next number.
     fn ulp(self) -> f32 {
         let bits = match self {
@@ -167,7 +177,8 @@ pub struct Distance {
     pub peak: f32,
     /// The share of windows that are far from each other.
     pub far: f32,
-    /// Whether one payload alone has no number somewhere, or nothing but zeros in a window.
+    /// Whether one payload alone has no number somewhere, or nothing but zeros in a window,
+    /// where the other is longer than what is rounded to zero.
     pub is_broken: bool,
     /// The share of elements that differ.
     pub differing: f32,
@@ -259,7 +270,7 @@ fn distance<const N: usize>(
         let mut longest = [0.0_f32; 2];
         for (a, b) in in_windows::<N>(ours, theirs) {
             let window = Sums::of(numbers_of(a, b, number));
-            found.is_broken |= window.is_broken || window.is_zero_on_one_side();
+            found.is_broken |= window.is_broken || window.is_zero_on_one_side(numbers.normal());
             longest = [0, 1].map(|side| longest[side].max(window.longest[side]));
             differing += a.iter().zip(b).filter(|(a, b)| a != b).count();
             distances.push(window.distance());
@@ -384,8 +395,10 @@ impl Sums {
         self.differences += other.differences;
     }
 
-    fn is_zero_on_one_side(&self) -> bool {
-        (self.squares[0] == 0.0) != (self.squares[1] == 0.0)
+    /// Whether one side alone is zero, and the other is too long to be rounded to that.
+    fn is_zero_on_one_side(&self, normal: f32) -> bool {
+        let is_zero = |side: usize| self.squares[side] == 0.0;
+        is_zero(0) != is_zero(1) && self.longest[0].max(self.longest[1]) >= normal
     }
 
     fn distance(&self) -> f32 {

@@ -6,7 +6,7 @@ use penstock_contract::Block;
 use penstock_engine::{Engine, EngineConfig, Fence, Outcome};
 use penstock_layout::KvLayout;
 use penstock_value::Keyring;
-use penstock_value::header::{Checksum, ENCRYPTED_HEADER_BYTES, Rejection, seal};
+use penstock_value::header::{Checksum, ENCRYPTED_HEADER_BYTES, Rejection, Writer, seal};
 
 use crate::support::*;
 
@@ -38,7 +38,12 @@ fn load(rig: &Rig, objects: Vec<Block>) -> Vec<Outcome> {
 
 fn plain_value(n: u64) -> Vec<u8> {
     let payload = pattern(n);
-    let header = seal(&key(n), payload.len() as u64, Checksum::of(&payload));
+    let header = seal(
+        &key(n),
+        Writer::UNKNOWN,
+        payload.len() as u64,
+        Checksum::of(&payload),
+    );
     [&header[..], &payload].concat()
 }
 

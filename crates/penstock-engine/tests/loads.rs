@@ -7,7 +7,7 @@ use penstock_contract::{ErrorKind, Key, Store};
 use penstock_engine::{Fence, KvGroup, Outcome};
 use penstock_layout::{KvLayout, Span};
 use penstock_store::layers::Tiered;
-use penstock_value::header::{Checksum, Rejection, seal};
+use penstock_value::header::{Checksum, Rejection, Writer, seal};
 
 use crate::support::*;
 
@@ -23,7 +23,12 @@ fn stocked(objects: std::ops::Range<u64>) -> Arc<Probe> {
 }
 
 fn value(key: &Key, payload: &[u8]) -> Vec<u8> {
-    let header = seal(key, payload.len() as u64, Checksum::of(payload));
+    let header = seal(
+        key,
+        Writer::UNKNOWN,
+        payload.len() as u64,
+        Checksum::of(payload),
+    );
     [header.as_slice(), payload].concat()
 }
 

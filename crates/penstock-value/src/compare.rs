@@ -269,7 +269,7 @@ fn distance<const N: usize>(
         distances.clear();
         let mut longest = [0.0_f32; 2];
         for (a, b) in in_windows::<N>(ours, theirs) {
-            let window = Sums::of(numbers_of(a, b, number));
+            let window = Sums::of(a, b, number);
             found.is_broken |= window.is_broken || window.is_zero_on_one_side(numbers.normal());
             longest = [0, 1].map(|side| longest[side].max(window.longest[side]));
             differing += a.iter().zip(b).filter(|(a, b)| a != b).count();
@@ -334,6 +334,33 @@ fn upper_quarter(distances: &mut [f32]) -> f32 {
     *distances.select_nth_unstable_by(place, f32::total_cmp).1
 }
 
+/// Elements that are taken in at a time: sums of their own, so that vector instructions add them.
+const LANES: usize = 16;
+
+/// Sums over one of so many elements.
+#[derive(Default)]
+struct Lanes {
+    squares: [[f32; LANES]; 2],
+    differences: [f32; LANES],
+    longest: [[f32; LANES]; 2],
+}
+
+impl Lanes {
+    #[inline(always)]
+    fn take(&mut self, pair: impl Fn(usize) -> (f32, f32)) {
+        // Not `f32::max`, which asks for more than one instruction.
+        let longer = |most: f32, one: f32| if one > most { one } else { most };
+        for lane in 0..LANES {
+            let (a, b) = pair(lane);
+            self.squares[0][lane] += a * a;
+            self.squares[1][lane] += b * b;
+            self.differences[lane] += (a - b) * (a - b);
+            self.longest[0][lane] = longer(self.longest[0][lane], a.abs());
+            self.longest[1][lane] = longer(self.longest[1][lane], b.abs());
+        }
+    }
+}
+
 /// Sums over elements of both payloads that are numbers.
 #[derive(Clone, Copy, Default)]
 struct Sums {
@@ -349,26 +376,32 @@ struct Sums {
 }
 
 impl Sums {
-    fn of(pairs: impl Iterator<Item = (f32, f32)> + Clone) -> Self {
-        let (mut first, mut second, mut differences) = (0.0_f32, 0.0_f32, 0.0_f32);
-        let (mut longest_first, mut longest_second) = (0.0_f32, 0.0_f32);
-        let mut elements = 0;
-        for (a, b) in pairs.clone() {
-            elements += 1;
-            first += a * a;
-            second += b * b;
-            differences += (a - b) * (a - b);
-            longest_first = longest_first.max(a.abs());
-            longest_second = longest_second.max(b.abs());
+    fn of<const N: usize>(
+        ours: &[[u8; N]],
+        theirs: &[[u8; N]],
+        number: impl Fn([u8; N]) -> f32 + Copy,
+    ) -> Self {
+        let mut lanes = Lanes::default();
+        let ((ours_by_lane, ours_left), (theirs_by_lane, theirs_left)) =
+            (ours.as_chunks::<LANES>(), theirs.as_chunks::<LANES>());
+        for (a, b) in ours_by_lane.iter().zip(theirs_by_lane) {
+            lanes.take(|lane| (number(a[lane]), number(b[lane])));
         }
-        if !(first + second).is_finite() {
-            return Self::of_any(pairs);
+        lanes.take(|lane| {
+            let [a, b] = [ours_left, theirs_left].map(|left| left.get(lane));
+            (a.map_or(0.0, |&a| number(a)), b.map_or(0.0, |&b| number(b)))
+        });
+        let sum = |of: [f32; LANES]| f64::from(of.iter().sum::<f32>());
+        let longest = |of: [f32; LANES]| of.into_iter().fold(0.0, f32::max);
+        let squares = lanes.squares.map(sum);
+        if !(squares[0] + squares[1]).is_finite() {
+            return Self::of_any(numbers_of(ours, theirs, number));
         }
         Self {
-            elements,
-            squares: [first, second].map(f64::from),
-            differences: f64::from(differences),
-            longest: [longest_first, longest_second],
+            elements: ours.len() as u32,
+            squares,
+            differences: sum(lanes.differences),
+            longest: lanes.longest.map(longest),
             is_broken: false,
         }
     }

@@ -15,7 +15,9 @@ fn content(numbers: Numbers) -> Content {
 
 /// A payload of E4M3 numbers of about one.
 fn e4m3(windows: usize) -> Vec<u8> {
-    (0..windows * WINDOW).map(|n| 0x30 + (n % 16) as u8).collect()
+    (0..windows * WINDOW)
+        .map(|n| 0x30 + (n % 16) as u8)
+        .collect()
 }
 
 fn is_apart(numbers: Numbers, ours: &[u8], theirs: &[u8]) -> bool {

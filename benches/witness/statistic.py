@@ -86,6 +86,8 @@ class Distance:
     """The largest relative distance of a window, by the window's size."""
     far: float
     """Share of windows that are far from each other."""
+    goes_on: bool
+    """Whether several layers differ: all from one on."""
     layers: tuple[float, ...]
     """For each layer, the relative distance that a quarter of its windows exceed."""
 
@@ -122,6 +124,7 @@ def distance(one: Array, other: Array, element: str, layers: int) -> Distance | 
         sums_a, sums_b = sums(squares_a, WINDOW), sums(squares_b, WINDOW)
         is_long = sums(np.maximum(squares_a, squares_b) >= NORMALS[element] ** 2, WINDOW) > 0
         differs = (one.reshape(len(a), -1) != other.reshape(len(a), -1)).any(axis=1)
+        others = differs.reshape(layers, -1).any(axis=1).astype(int)
         longer = np.maximum(np.abs(a[differs]), np.abs(b[differs]))
         usual = max(float(np.sqrt(size.mean())), _TINY)
         unit = ULPS[element] * 2 ** np.floor(np.log2(np.maximum(longer, usual)))
@@ -136,6 +139,7 @@ def distance(one: Array, other: Array, element: str, layers: int) -> Distance | 
             {WINDOW: float(by_window.max())}
             | {each: float(relative(square, size, each).max()) for each in OTHER_WINDOWS},
             float((by_window > FAR).mean()),
+            bool((np.diff(others) >= 0).all() and others.sum() > 1),
             tuple(
                 float(np.quantile(relative(own, its_size, WINDOW), 0.75))
                 for own, its_size in zip(

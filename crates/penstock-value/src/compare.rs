@@ -11,7 +11,7 @@
 //! | the model's first layer, by more than rounding | the same, and adapters, far earlier |
 //! | a layer, by much more than those before it | weights of one layer |
 //! | the longest element of a layer, or what is a number at all | large exponents |
-//! | few elements, but by much | a flipped bit, a damaged row, where all else is equal |
+//! | few elements, but by much, and not in all layers from one on | a flipped bit, a damaged row, where all else is equal |
 //!
 //! The bounds are measured: `benches/witness_noise.py` has the distances of honest KV and of KV that
 //! is wrong in many ways. What is wrong by less than honest noise is not found.
@@ -140,7 +140,8 @@ const PEAK: f32 = 4.0;
 const FAR: f32 = 0.9;
 /// The share of windows that may be so far: a token may have gone to other experts.
 const FAR_SHARE: f32 = 0.07;
-/// Noise that is in no more than this share of the elements is small in each of them.
+/// Noise that is in no more than this share of the elements is small in each of them, unless it goes
+/// on through all later layers: one engine may have decoded a token that the other has prefilled.
 const FEW: f32 = 0.01;
 /// So small, in distances between neighbouring numbers.
 const MOST_ULPS: f32 = 8.0;
@@ -182,7 +183,7 @@ pub struct Distance {
     pub is_broken: bool,
     /// The share of elements that differ.
     pub differing: f32,
-    /// If these are few: the most that one of them is off, in distances between neighbouring numbers.
+    /// If these are few, and not in all layers from one on: the most that one of them is off, in distances between neighbouring numbers.
     /// An element that is shorter than the root mean square counts as that long: short ones are sums
     /// of long ones, and have their noise.
     pub ulps: f32,
@@ -260,12 +261,20 @@ fn distance<const N: usize>(
     let (mut windows, mut far, mut differing) = (0, 0, 0);
     let mut distances = Vec::with_capacity(layer_bytes.div_ceil(N * WINDOW));
     let mut farthest = 0.0_f32;
+    // Whether the layer before differs, whether two in a row do, and whether one does not after one
+    // that does.
+    let (mut was_other, mut goes_on, mut ends) = (false, false, false);
     let pairs = ours.chunks(layer_bytes).zip(theirs.chunks(layer_bytes));
     for (place, (ours, theirs)) in pairs.enumerate() {
         let layer = place % content.layers.max(1);
         if layer == 0 {
             farthest = 0.0;
+            was_other = false;
         }
+        let is_other = ours != theirs;
+        goes_on |= was_other && is_other;
+        ends |= was_other && !is_other;
+        was_other = is_other;
         distances.clear();
         let mut longest = [0.0_f32; 2];
         for (a, b) in in_windows::<N>(ours, theirs) {
@@ -294,7 +303,7 @@ fn distance<const N: usize>(
     }
     found.far = far as f32 / windows.max(1) as f32;
     found.differing = differing as f32 / (ours.len() / N).max(1) as f32;
-    if found.differing <= FEW {
+    if found.differing <= FEW && (ends || !goes_on) {
         let typical = all.typical();
         let pairs = in_windows::<N>(ours, theirs).filter(|(a, b)| a != b);
         for (a, b) in pairs.flat_map(|(a, b)| numbers_of(a, b, number)) {

@@ -69,10 +69,6 @@ impl Keyring {
         self.seal_salted(label, salt, content, payload_len, code)
     }
 
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "what a value is made of, once in one place"
-    )]
     fn seal_salted(
         &self,
         label: Label<'_>,

@@ -239,10 +239,10 @@ impl Trust {
             payload: &mut payload,
         };
         let mut arrivals = self.rolls.fetch(vec![destination], deadline);
-        let got = arrivals.pop().map(|arrival| self.rolls.verify(arrival));
-        let bytes = match got {
-            Some(Ok((_, Got::Payload(verified)))) => verified.bytes(),
-            Some(Ok((_, Got::Failed(error)))) => return Err(error),
+        let arrival = arrivals.pop().ok_or_else(unanswered)?;
+        let bytes = match self.rolls.verify(arrival) {
+            Ok((_, Got::Payload(verified))) => verified.bytes(),
+            Ok((_, Got::Failed(error))) => return Err(error),
             // A damaged roll is written anew by those whose marks it had.
             _ => 0,
         };

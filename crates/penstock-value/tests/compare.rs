@@ -65,3 +65,37 @@ fn payloads_of_any_length_are_compared() {
         }
     }
 }
+
+#[test]
+fn a_token_that_was_decoded_may_have_the_noise_of_other_kernels() {
+    // A block of 128 tokens, of which one engine has prefilled all, and another has decoded the last.
+    const TOKENS: usize = 128;
+    let of_layer = TOKENS * WINDOW;
+    let ours: Vec<u8> = (0..LAYERS * of_layer)
+        .flat_map(|n| {
+            let sign = if n % 3 == 0 { -1.0 } else { 1.0 };
+            bf16(sign * (0.5 + (n * 37 % 64) as f32 / 64.0))
+        })
+        .collect();
+    let off = |n: usize| {
+        let number = f32::from_bits(u32::from_le_bytes([0, 0, ours[2 * n], ours[2 * n + 1]]));
+        bf16(number * if n.is_multiple_of(2) { 1.1 } else { 0.9 })
+    };
+    let is_apart_in = |layers: std::ops::Range<usize>| {
+        let mut theirs = ours.clone();
+        for end in layers.map(|layer| (layer + 1) * of_layer) {
+            for n in end - WINDOW..end {
+                theirs[2 * n..2 * n + 2].copy_from_slice(&off(n));
+            }
+        }
+        is_apart(Numbers::Bf16, &ours, &theirs)
+    };
+    assert!(!is_apart_in(1..LAYERS));
+    // Noise does not end, so this is damage.
+    assert!(is_apart_in(1..LAYERS - 1));
+    assert!(is_apart_in(1..2));
+}
+
+fn bf16(number: f32) -> [u8; 2] {
+    ((number.to_bits() >> 16) as u16).to_le_bytes()
+}

@@ -19,6 +19,14 @@ WIDTHS = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8_e4m3": 1, "fp8_e5m2": 1}
 """Bytes of an element."""
 ULPS = {"bf16": 2**-7, "fp16": 2**-10, "fp32": 2**-23, "fp8_e4m3": 2**-3, "fp8_e5m2": 2**-2}
 """The distance of 1 from the next number."""
+NORMALS = {
+    "bf16": 2.0**-126,
+    "fp16": 2.0**-14,
+    "fp32": 2.0**-126,
+    "fp8_e4m3": 2.0**-6,
+    "fp8_e5m2": 2.0**-14,
+}
+"""The smallest number that has all bits of the mantissa. What is far below is rounded to zero."""
 
 _E4M3_BIAS = 7
 _TINY = 1e-300
@@ -60,7 +68,8 @@ class Distance:
     is_finite: bool
     """Whether both have NaN and infinity at the same places, or none."""
     is_zero: bool
-    """Whether a window is all zeros on one side alone."""
+    """Whether a window is all zeros on one side alone, and the other is too long to be rounded to
+    that."""
     differing: int
     """Elements that differ."""
     elements: int
@@ -77,6 +86,8 @@ class Distance:
     """The largest relative distance of a window, by the window's size."""
     far: float
     """Share of windows that are far from each other."""
+    goes_on: bool
+    """Whether several layers differ: all from one on."""
     layers: tuple[float, ...]
     """For each layer, the relative distance that a quarter of its windows exceed."""
 
@@ -111,13 +122,15 @@ def distance(one: Array, other: Array, element: str, layers: int) -> Distance | 
         peaks = np.maximum(most_a, most_b) / np.maximum(np.minimum(most_a, most_b), _TINY)
         by_window = relative(square, size, WINDOW)
         sums_a, sums_b = sums(squares_a, WINDOW), sums(squares_b, WINDOW)
+        is_long = sums(np.maximum(squares_a, squares_b) >= NORMALS[element] ** 2, WINDOW) > 0
         differs = (one.reshape(len(a), -1) != other.reshape(len(a), -1)).any(axis=1)
+        others = differs.reshape(layers, -1).any(axis=1).astype(int)
         longer = np.maximum(np.abs(a[differs]), np.abs(b[differs]))
         usual = max(float(np.sqrt(size.mean())), _TINY)
         unit = ULPS[element] * 2 ** np.floor(np.log2(np.maximum(longer, usual)))
         return Distance(
             is_finite,
-            bool(((sums_a == 0) != (sums_b == 0)).any()),
+            bool((((sums_a == 0) != (sums_b == 0)) & is_long).any()),
             int(differs.sum()),
             len(a),
             float((diff[differs] / unit).max()),
@@ -126,6 +139,7 @@ def distance(one: Array, other: Array, element: str, layers: int) -> Distance | 
             {WINDOW: float(by_window.max())}
             | {each: float(relative(square, size, each).max()) for each in OTHER_WINDOWS},
             float((by_window > FAR).mean()),
+            bool((np.diff(others) >= 0).all() and others.sum() > 1),
             tuple(
                 float(np.quantile(relative(own, its_size, WINDOW), 0.75))
                 for own, its_size in zip(

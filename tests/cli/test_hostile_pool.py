@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,9 @@ from penstock.cli.pool_diff import differences, flat
 from penstock.cli.quotas import accounts, table
 from penstock.cli.sharing import of_namespaces
 from penstock.cli.top import page
+from penstock.cli.writers import of_marks
 from penstock.pool import NamespaceUsage
-from penstock.pool.namespace import DESCRIPTIONS, object_key
+from penstock.pool.namespace import DESCRIPTIONS, ROLL, object_key
 from penstock.printable import printable
 from tests.terminal import written_to_terminal
 
@@ -156,3 +158,15 @@ def test_numbers_of_a_server_may_be_none(said: str) -> None:
     facts = dict.fromkeys(names, said)
     words.console().print(page({}, facts, 1.0, 100))
     assert words.number(facts, *names) is None
+
+
+def test_a_mark_may_be_of_any_time(pool: str) -> None:
+    store = Store.open(pool)
+    # XXH3-64 of nothing, as the roll of engines without keys.
+    key = object_key(ROLL, struct.pack("<Q", 0x2D06800538D394C2))
+    times = (0, 2**40, 2**64 - 1)
+    marks = b"".join(struct.pack("<QQQ16s", time, 7, time, bytes(16)) for time in times)
+    store.put(key, marks, timeout=60.0)
+    found = [finding.message for finding in of_marks(store, 60.0)]
+    assert len(found) == len(times)
+    assert ["nobody knows when" in text for text in found] == [False, True, True]

@@ -179,12 +179,16 @@ impl Engine {
             None => sealed,
         };
         let node = node.map(trusting);
-        let sealed = trusting(SealedStore::new(store, config.keys.clone()));
-        let inner = Arc::new(Inner {
-            store: match config.compress {
+        let sealed = || {
+            let sealed = SealedStore::new(Arc::clone(&store), config.keys.clone());
+            match config.compress {
                 true => sealed.taking_coded(),
                 false => sealed,
-            },
+            }
+        };
+        let inner = Arc::new(Inner {
+            store: trusting(sealed()),
+            evidence: sealed(),
             node_pins: Mutex::default(),
             node,
             config,
@@ -193,7 +197,7 @@ impl Engine {
             watch: Watch::default(),
             faults: Mutex::default(),
             told_of_batches: AtomicBool::new(false),
-            told_of_distrust: AtomicBool::new(false),
+            told_of_distrust: AtomicU64::new(Writer::UNKNOWN.0),
             counters,
             lanes: lane::Lanes::default(),
             running,

@@ -201,6 +201,42 @@ fn an_engine_that_others_have_marked_stores_nothing_and_says_so_once() {
 }
 
 #[test]
+fn an_engine_that_one_other_has_marked_still_bears_witness() {
+    let (probe, kv, other) = (
+        Probe::new(),
+        Kv::new(KvLayout::LBHNC),
+        Kv::new(KvLayout::BLNHC),
+    );
+    let wrong = rig(&probe, trusting(false), &kv, 1);
+    let (right, third) = (
+        rig(&probe, trusting(false), &other, 2),
+        rig(&probe, trusting(false), &other, 3),
+    );
+    (0..4).for_each(|n| kv.write(n, share(), &numbers(100 + n)));
+    (0..4).for_each(|n| other.write(n, share(), &numbers(n)));
+    let own = (0..2).map(|n| block_of(n, n)).collect();
+    assert_eq!(store(&right, own), [STORED; 2]);
+    // The wrong engine is the first to compare, and puts its own in the place of what was right.
+    assert_eq!(witness(&wrong, &[block_of(0, 0)]), [Outcome::Disagreed]);
+    let own = vec![block_of(0, 0), block_of(2, 2)];
+    assert_eq!(store(&wrong, own), [STORED; 2]);
+    let marked = rig(&probe, trusting(false), &other, 2);
+    let seen = witness(&marked, &[block_of(0, 0), block_of(3, 3)]);
+    assert_eq!(seen, [Outcome::Disagreed, Outcome::Dropped]);
+    // One word against the other: neither is trusted. A third word decides.
+    let distrusted = |n| Outcome::Rejected(Rejection::Distrusted(Writer(n)));
+    let reader = rig(&probe, trusting(false), &other, 4);
+    assert_eq!(load(&reader, vec![block_of(1, 9)]), [distrusted(2)]);
+    assert_eq!(witness(&third, &[block_of(2, 2)]), [Outcome::Disagreed]);
+    let again = rig(&probe, trusting(false), &other, 2);
+    assert_eq!(store(&again, vec![block_of(3, 3)]), [STORED]);
+    // An engine that two others have marked compares nothing more.
+    let wrong = rig(&probe, trusting(false), &kv, 1);
+    assert_eq!(witness(&wrong, &[block_of(3, 3)]), [Outcome::Dropped]);
+    assert!(probe.has(&key(3)));
+}
+
+#[test]
 fn what_is_kept_in_host_memory_is_not_loaded_either() {
     let (probe, kv, other) = (
         Probe::new(),

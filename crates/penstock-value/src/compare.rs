@@ -11,7 +11,7 @@
 //! | the model's first layer, by more than rounding | the same, and adapters, far earlier |
 //! | a layer, by much more than those before it | weights of one layer |
 //! | the longest element of a layer, or what is a number at all | large exponents |
-//! | few elements, but by much | a flipped bit, a damaged row, where all else is equal |
+//! | few elements, but by much, and not in all layers from one on | a flipped bit, a damaged row, where all else is equal |
 //!
 //! The bounds are measured: `benches/witness_noise.py` has the distances of honest KV and of KV that
 //! is wrong in many ways. What is wrong by less than honest noise is not found.
@@ -99,6 +99,16 @@ impl Numbers {
         }
     }
 
+    /// The smallest number that has all bits of the mantissa. What is far below is rounded to zero.
+    fn normal(self) -> f32 {
+        let exponent = match self {
+            Self::Bf16 | Self::Fp32 => -126,
+            Self::Fp16 | Self::Fp8E5M2 => -14,
+            Self::Fp8E4M3 => -6,
+        };
+        2_f32.powi(exponent)
+    }
+
     /// The distance of 1 from the next number.
     fn ulp(self) -> f32 {
         let bits = match self {
@@ -130,7 +140,8 @@ const PEAK: f32 = 4.0;
 const FAR: f32 = 0.9;
 /// The share of windows that may be so far: a token may have gone to other experts.
 const FAR_SHARE: f32 = 0.07;
-/// Noise that is in no more than this share of the elements is small in each of them.
+/// Noise that is in no more than this share of the elements is small in each of them, unless it goes
+/// on through all later layers: one engine may have decoded a token that the other has prefilled.
 const FEW: f32 = 0.01;
 /// The most of such noise, in distances between neighbouring numbers.
 const MOST_ULPS: f32 = 8.0;
@@ -167,11 +178,12 @@ pub struct Distance {
     pub peak: f32,
     /// The share of windows that are far from each other.
     pub far: f32,
-    /// Whether one payload alone has no number somewhere, or nothing but zeros in a window.
+    /// Whether one payload alone has no number somewhere, or nothing but zeros in a window,
+    /// where the other is longer than what is rounded to zero.
     pub is_broken: bool,
     /// The share of elements that differ.
     pub differing: f32,
-    /// If these are few: the most that one of them is off, in distances between neighbouring numbers.
+    /// If these are few, and not in all layers from one on: the most that one of them is off, in distances between neighbouring numbers.
     /// An element that is shorter than the root mean square counts as that long: short ones are sums
     /// of long ones, and have their noise.
     pub ulps: f32,
@@ -249,17 +261,25 @@ fn distance<const N: usize>(
     let (mut windows, mut far, mut differing) = (0, 0, 0);
     let mut distances = Vec::with_capacity(layer_bytes.div_ceil(N * WINDOW));
     let mut farthest = 0.0_f32;
+    // Whether the layer before differs, whether two in a row do, and whether one does not after one
+    // that does.
+    let (mut was_other, mut goes_on, mut ends) = (false, false, false);
     let pairs = ours.chunks(layer_bytes).zip(theirs.chunks(layer_bytes));
     for (place, (ours, theirs)) in pairs.enumerate() {
         let layer = place % content.layers.max(1);
         if layer == 0 {
             farthest = 0.0;
+            was_other = false;
         }
+        let is_other = ours != theirs;
+        goes_on |= was_other && is_other;
+        ends |= was_other && !is_other;
+        was_other = is_other;
         distances.clear();
         let mut longest = [0.0_f32; 2];
         for (a, b) in in_windows::<N>(ours, theirs) {
-            let window = Sums::of(numbers_of(a, b, number));
-            found.is_broken |= window.is_broken || window.is_zero_on_one_side();
+            let window = Sums::of(a, b, number);
+            found.is_broken |= window.is_broken || window.is_zero_on_one_side(numbers.normal());
             longest = [0, 1].map(|side| longest[side].max(window.longest[side]));
             differing += a.iter().zip(b).filter(|(a, b)| a != b).count();
             distances.push(window.distance());
@@ -283,7 +303,7 @@ fn distance<const N: usize>(
     }
     found.far = far as f32 / windows.max(1) as f32;
     found.differing = differing as f32 / (ours.len() / N).max(1) as f32;
-    if found.differing <= FEW {
+    if found.differing <= FEW && (ends || !goes_on) {
         let typical = all.typical();
         let pairs = in_windows::<N>(ours, theirs).filter(|(a, b)| a != b);
         for (a, b) in pairs.flat_map(|(a, b)| numbers_of(a, b, number)) {
@@ -323,6 +343,33 @@ fn upper_quarter(distances: &mut [f32]) -> f32 {
     *distances.select_nth_unstable_by(place, f32::total_cmp).1
 }
 
+/// Elements that are taken in at a time: sums of their own, so that vector instructions add them.
+const LANES: usize = 16;
+
+/// Sums over one of so many elements.
+#[derive(Default)]
+struct Lanes {
+    squares: [[f32; LANES]; 2],
+    differences: [f32; LANES],
+    longest: [[f32; LANES]; 2],
+}
+
+impl Lanes {
+    #[inline(always)]
+    fn take(&mut self, pair: impl Fn(usize) -> (f32, f32)) {
+        // Not `f32::max`, which asks for more than one instruction.
+        let longer = |most: f32, one: f32| if one > most { one } else { most };
+        for lane in 0..LANES {
+            let (a, b) = pair(lane);
+            self.squares[0][lane] += a * a;
+            self.squares[1][lane] += b * b;
+            self.differences[lane] += (a - b) * (a - b);
+            self.longest[0][lane] = longer(self.longest[0][lane], a.abs());
+            self.longest[1][lane] = longer(self.longest[1][lane], b.abs());
+        }
+    }
+}
+
 /// Sums over elements of both payloads that are numbers.
 #[derive(Clone, Copy, Default)]
 struct Sums {
@@ -338,26 +385,32 @@ struct Sums {
 }
 
 impl Sums {
-    fn of(pairs: impl Iterator<Item = (f32, f32)> + Clone) -> Self {
-        let (mut first, mut second, mut differences) = (0.0_f32, 0.0_f32, 0.0_f32);
-        let (mut longest_first, mut longest_second) = (0.0_f32, 0.0_f32);
-        let mut elements = 0;
-        for (a, b) in pairs.clone() {
-            elements += 1;
-            first += a * a;
-            second += b * b;
-            differences += (a - b) * (a - b);
-            longest_first = longest_first.max(a.abs());
-            longest_second = longest_second.max(b.abs());
+    fn of<const N: usize>(
+        ours: &[[u8; N]],
+        theirs: &[[u8; N]],
+        number: impl Fn([u8; N]) -> f32 + Copy,
+    ) -> Self {
+        let mut lanes = Lanes::default();
+        let ((ours_by_lane, ours_left), (theirs_by_lane, theirs_left)) =
+            (ours.as_chunks::<LANES>(), theirs.as_chunks::<LANES>());
+        for (a, b) in ours_by_lane.iter().zip(theirs_by_lane) {
+            lanes.take(|lane| (number(a[lane]), number(b[lane])));
         }
-        if !(first + second).is_finite() {
-            return Self::of_any(pairs);
+        lanes.take(|lane| {
+            let [a, b] = [ours_left, theirs_left].map(|left| left.get(lane));
+            (a.map_or(0.0, |&a| number(a)), b.map_or(0.0, |&b| number(b)))
+        });
+        let sum = |of: [f32; LANES]| f64::from(of.iter().sum::<f32>());
+        let longest = |of: [f32; LANES]| of.into_iter().fold(0.0, f32::max);
+        let squares = lanes.squares.map(sum);
+        if !(squares[0] + squares[1]).is_finite() {
+            return Self::of_any(numbers_of(ours, theirs, number));
         }
         Self {
-            elements,
-            squares: [first, second].map(f64::from),
-            differences: f64::from(differences),
-            longest: [longest_first, longest_second],
+            elements: ours.len() as u32,
+            squares,
+            differences: sum(lanes.differences),
+            longest: lanes.longest.map(longest),
             is_broken: false,
         }
     }
@@ -384,8 +437,10 @@ impl Sums {
         self.differences += other.differences;
     }
 
-    fn is_zero_on_one_side(&self) -> bool {
-        (self.squares[0] == 0.0) != (self.squares[1] == 0.0)
+    /// Whether one side alone is zero, and the other is too long to be rounded to that.
+    fn is_zero_on_one_side(&self, normal: f32) -> bool {
+        let is_zero = |side: usize| self.squares[side] == 0.0;
+        is_zero(0) != is_zero(1) && self.longest[0].max(self.longest[1]) >= normal
     }
 
     fn distance(&self) -> f32 {

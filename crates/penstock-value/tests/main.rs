@@ -1,5 +1,6 @@
-//! Values: their header, encryption, codes and keys, and whose are trusted.
+//! Values: their comparison, header, encryption, codes and keys, and whose are trusted.
 
+mod compare;
 mod compress;
 mod encryption;
 mod header;

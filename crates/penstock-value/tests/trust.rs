@@ -62,6 +62,28 @@ fn an_engine_that_disagrees_with_three_is_itself_not_trusted() {
 }
 
 #[test]
+fn the_ranks_of_an_engine_are_one_witness() {
+    let pool = pool();
+    let ranks = [(); 3].map(|()| Trust::new(&pool, None));
+    assert_eq!(accuse(&ranks[0], 1, 9), Accused::Writer);
+    assert_eq!(accuse(&ranks[1], 2, 9), Accused::Writer);
+    assert_eq!(accuse(&ranks[1], 1, 9), Accused::Writer);
+    assert_eq!(accuse(&ranks[2], 3, 9), Accused::Itself);
+    assert_eq!(distrusted(&pool, 0..10), [9]);
+}
+
+#[test]
+fn an_engine_that_one_other_has_marked_is_heard() {
+    let pool = pool();
+    let trust = Trust::new(&pool, None);
+    accuse(&trust, 1, 9);
+    assert!(trust.is_distrusted(Writer(1)) && trust.is_heard(Writer(1)));
+    accuse(&Trust::new(&pool, None), 1, 8);
+    trust.read(soon()).unwrap();
+    assert!(!trust.is_heard(Writer(1)));
+}
+
+#[test]
 fn a_witness_that_two_others_have_marked_does_not_count() {
     let pool = pool();
     accuse(&Trust::new(&pool, None), 1, 9);

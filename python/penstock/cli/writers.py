@@ -30,9 +30,8 @@ def of_marks(store: Store, timeout: float) -> Iterator[Finding]:
     for writer, witness, at, namespace, counts in marks:
         if writer == witness:
             continue
-        when = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         said = (
-            f"writer {writer}: engine {witness} computed other KV for the same tokens ({when}, "
+            f"writer {writer}: engine {witness} computed other KV for the same tokens ({_when(at)}, "
             f"{_model(store, namespace, timeout)})"
         )
         if counts:
@@ -43,6 +42,14 @@ def of_marks(store: Store, timeout: float) -> Iterator[Finding]:
         else:
             why = "others have found that engine to be wrong"
             yield Finding("writers", "note", f"{said}. It does not count: {why}")
+
+
+def _when(at: int) -> str:
+    try:
+        return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (OverflowError, OSError, ValueError):
+        # Whoever can write to the pool can write anything there.
+        return "nobody knows when"
 
 
 def _model(store: Store, namespace: bytes, timeout: float) -> str:

@@ -25,6 +25,10 @@ pub(super) fn run(inner: &Inner) {
                     deliveries.held(ticket, value);
                 }
                 deliveries.flush();
+                // What is kept does not wait for that.
+                inner
+                    .store
+                    .refresh_trust(Instant::now() + inner.config.get_timeout);
             }),
             LoadWork::Wait => inner.signals.get.wait(seen, None),
             LoadWork::Close => return,
@@ -33,9 +37,11 @@ pub(super) fn run(inner: &Inner) {
 }
 
 fn load(inner: &Inner, batch: Vec<(LoadTicket, Slot<Empty>)>) {
+    let limits = batch.iter().map(|(ticket, _)| ticket.limit());
+    let soon = Instant::now() + inner.config.get_timeout;
     inner
         .store
-        .refresh_trust(Instant::now() + inner.config.get_timeout);
+        .refresh_trust(limits.min().map_or(soon, |limit| limit.min(soon)));
     let batch = batch.into_iter().map(|(ticket, slot)| Fetching {
         ticket,
         slot,

@@ -10,7 +10,7 @@ mod put;
 mod witness;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{Builder, JoinHandle};
 use std::time::Instant;
 
@@ -30,6 +30,9 @@ use crate::{Counters, CudaError, EngineError, Fault};
 pub(crate) struct Inner {
     pub(crate) config: EngineConfig,
     pub(crate) store: SealedStore,
+    /// The store for comparisons, where the values of all writers count: a writer that one engine has
+    /// marked may be the one that is right.
+    pub(crate) evidence: SealedStore,
     /// Declared before the memory, so that it is unpinned before it is unmapped.
     pub(crate) node_pins: Mutex<Option<Pins>>,
     /// The host memory that the engines of this machine share, if they do.
@@ -41,8 +44,8 @@ pub(crate) struct Inner {
     pub(crate) faults: Mutex<Vec<Fault>>,
     /// Whether it was told that a device's copies are made one by one.
     pub(crate) told_of_batches: AtomicBool,
-    /// Whether it was told that others have found this engine's KV to be wrong.
-    pub(crate) told_of_distrust: AtomicBool,
+    /// The last writer of which it was told that others have found its KV to be wrong.
+    pub(crate) told_of_distrust: AtomicU64,
     pub(crate) counters: Arc<Counters>,
     /// Lanes of a kind rest together: they take from one queue.
     pub(crate) lanes: Lanes,

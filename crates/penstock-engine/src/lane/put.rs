@@ -33,15 +33,23 @@ pub(super) fn run(inner: &Inner) {
     }
 }
 
-/// `scratch` takes the batch's values that lie beside their slots, until they are in the store.
 fn put(inner: &Inner, batch: Vec<Put>, scratch: &mut Vec<u8>) {
-    let start = Instant::now();
-    let deadline = start + inner.config.put_timeout;
-    let batch = witness::trusted(inner, batch, inner.config.put_timeout);
-    let batch = witness::bear(inner, batch, scratch);
+    let soon = Instant::now() + inner.config.put_timeout;
+    inner.store.refresh_trust(soon);
+    // Others may wait for what is put. Nobody waits for a comparison.
+    let (witnesses, others) = witness::split(inner, batch);
+    put_trusted(inner, others, scratch);
+    let absent = witness::bear(inner, witnesses, scratch);
+    put_trusted(inner, absent, scratch);
+}
+
+/// `scratch` takes the batch's values that lie beside their slots, until they are in the store.
+fn put_trusted(inner: &Inner, batch: Vec<Put>, scratch: &mut Vec<u8>) {
+    let batch = witness::trusted(inner, batch);
     if batch.is_empty() {
         return;
     }
+    let deadline = Instant::now() + inner.config.put_timeout;
     let (tickets, mut ready): (Vec<_>, Vec<_>) = batch
         .into_iter()
         .map(|Put { ticket, payload }| (ticket, Ready::from(payload)))

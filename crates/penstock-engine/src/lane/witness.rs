@@ -4,7 +4,7 @@
 
 use std::io::IoSliceMut;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use penstock_contract::GetRequest;
 use penstock_value::compare::{Compared, compare};
@@ -21,21 +21,38 @@ use crate::stats::add_time;
 use crate::store_job::StoreTicket;
 use crate::{Fault, Outcome};
 
-/// Compares what is to be compared. Returns the other objects, and those that the store does not
-/// have.
-pub(super) fn bear(inner: &Inner, batch: Vec<Put>, scratch: &mut Vec<u8>) -> Vec<Put> {
+/// An object that is to be compared.
+pub(super) type Witness = (StoreTicket, Slot<Gathered>);
+
+/// The objects of a batch that are to be compared, and the others.
+pub(super) fn split(inner: &Inner, batch: Vec<Put>) -> (Vec<Witness>, Vec<Put>) {
     let (mut witnesses, mut others) = (Vec::new(), Vec::new());
     for put in batch {
         match put {
             Put {
                 ticket,
                 payload: Payload::InSlot(slot),
-            } if ticket.is_witness() => witnesses.push((ticket, slot)),
+            } if ticket.is_witness() && is_heard(inner, &ticket) => witnesses.push((ticket, slot)),
             other => others.push(other),
         }
     }
+    (witnesses, others)
+}
+
+/// Whether this engine's marks count. Those of an engine do that one other alone has marked: else the
+/// first of two to compare would always be right.
+fn is_heard(inner: &Inner, ticket: &StoreTicket) -> bool {
+    let writer = ticket.transfer().writer;
+    let trust = inner.store.trust();
+    trust.is_none_or(|trust| !trust.is_distrusted(writer) || trust.is_heard(writer))
+}
+
+/// Compares objects with what the store has. Returns those that it does not have, or not from a writer
+/// that is trusted.
+pub(super) fn bear(inner: &Inner, witnesses: Vec<Witness>, scratch: &mut Vec<u8>) -> Vec<Put> {
+    let mut absent = Vec::new();
     if witnesses.is_empty() {
-        return others;
+        return absent;
     }
     let start = Instant::now();
     let deadline = start + inner.config.put_timeout;
@@ -50,17 +67,17 @@ pub(super) fn bear(inner: &Inner, batch: Vec<Put>, scratch: &mut Vec<u8>) -> Vec
         match found {
             Some(Got::Payload(verified)) => {
                 let theirs = &scratch[inner.store.header_bytes()..][..ticket.transfer().bytes];
-                judge(inner, ticket, slot, theirs, verified);
+                absent.extend(judge(inner, ticket, slot, theirs, verified));
             }
             Some(Got::Failed(error)) => ticket.resolve(Outcome::Failed(error.kind())),
-            Some(Got::Miss | Got::Rejected(_) | Got::TooLarge(_)) | None => others.push(Put {
+            Some(Got::Miss | Got::Rejected(_) | Got::TooLarge(_)) | None => absent.push(Put {
                 ticket,
                 payload: Payload::InSlot(slot),
             }),
         }
     }
     add_time(&inner.counters.witness_nanos, start);
-    others
+    absent
 }
 
 /// Gets what the store has, into `scratch`. A value that does not verify is removed, or mended.
@@ -71,12 +88,12 @@ fn find(inner: &Inner, transfer: &Transfer, scratch: &mut Vec<u8>, deadline: Ins
     }
     let memory = &mut scratch[..room];
     let wanted = vec![Theirs { transfer, memory }];
-    let arrival = inner.store.fetch(wanted, deadline).pop();
-    match arrival.map(|arrival| inner.store.verify(arrival)) {
+    let arrival = inner.evidence.fetch(wanted, deadline).pop();
+    match arrival.map(|arrival| inner.evidence.verify(arrival)) {
         Some(Ok((_, got))) => got,
         Some(Err(rejected)) => {
             let remove_by = deadline.max(Instant::now() + REMOVE_TIMEOUT);
-            inner.store.mend(rejected, deadline, remove_by).1
+            inner.evidence.mend(rejected, deadline, remove_by).1
         }
         None => Got::Miss,
     }
@@ -100,13 +117,14 @@ impl Destination for Theirs<'_> {
     }
 }
 
+/// Returns the object if it is to take the place of the value, as nobody would load that.
 fn judge(
     inner: &Inner,
     ticket: StoreTicket,
     slot: Slot<Gathered>,
     theirs: &[u8],
     verified: Verified,
-) {
+) -> Option<Put> {
     let transfer = ticket.transfer();
     let found = compare(
         transfer.content,
@@ -116,14 +134,19 @@ fn judge(
     );
     let counter = &inner.counters.witnessed_objects;
     counter.fetch_add(1, Ordering::Relaxed);
+    let writer = verified.writer();
     match found {
+        Compared::Same | Compared::Alike(_) | Compared::Unknown if inner.is_distrusted(writer) => {
+            quarantine(inner, transfer);
+            let payload = Payload::InSlot(slot);
+            return Some(Put { ticket, payload });
+        }
         Compared::Same | Compared::Alike(_) | Compared::Unknown => {
             let slot = slot.into_verified(transfer);
             inner.queues.host_tier().keep(transfer, slot, None);
             ticket.resolve(Outcome::AlreadyPresent);
         }
         Compared::Apart(distance) => {
-            let writer = verified.writer();
             quarantine(inner, transfer);
             let by = Instant::now() + REMOVE_TIMEOUT;
             let accused = accuse(inner, transfer, writer, by);
@@ -139,6 +162,7 @@ fn judge(
             ticket.resolve(Outcome::Disagreed);
         }
     }
+    None
 }
 
 /// Removes a value from wherever it would be loaded from. What cannot be removed is not loaded all the
@@ -174,21 +198,17 @@ impl Inner {
 
 /// The objects that are stored: none while others have found this engine's KV to be wrong, for
 /// nobody would load them.
-pub(super) fn trusted(inner: &Inner, batch: Vec<Put>, timeout: Duration) -> Vec<Put> {
+pub(super) fn trusted(inner: &Inner, batch: Vec<Put>) -> Vec<Put> {
     let Some(trust) = inner.store.trust() else {
         return batch;
     };
-    let now = Instant::now();
-    trust.refresh(now, now + timeout);
     let is_trusted = |put: &Put| !trust.is_distrusted(put.ticket.transfer().writer);
     let (trusted, others): (Vec<Put>, Vec<Put>) = batch.into_iter().partition(is_trusted);
-    if let Some(other) = others.first()
-        && !inner.told_of_distrust.swap(true, Ordering::Relaxed)
-    {
-        let writer = other.ticket.transfer().writer;
-        inner.faults.lock().push(Fault::Distrusted { writer });
-    }
     for put in others {
+        let writer = put.ticket.transfer().writer;
+        if inner.told_of_distrust.swap(writer.0, Ordering::Relaxed) != writer.0 {
+            inner.faults.lock().push(Fault::Distrusted { writer });
+        }
         put.ticket.resolve(Outcome::Dropped);
     }
     trusted

@@ -10,8 +10,11 @@
 //! | who | is |
 //! |---|---|
 //! | a writer that another engine has marked | not trusted |
-//! | an engine that two others have marked | no witness: its marks do not count |
+//! | an engine that two others have marked | no witness: it compares nothing more, and its marks do not count |
 //! | an engine that has marked three others | likely to be wrong itself: it marks itself. Its marks do not count, and it is not trusted |
+//!
+//! A writer that one engine has marked goes on to compare, and what it has stored is compared by others
+//! before it is removed. Else the first of two to compare would always be right.
 //!
 //! The roll only grows, so engines that write it at the same time lose nothing for long: each looks
 //! for its own marks whenever it reads the roll, and writes those that are not there.
@@ -41,6 +44,8 @@ pub const ROLL: Namespace = Namespace([
 const EVERY: Duration = Duration::from_secs(10);
 /// When the roll is read again that could not be read.
 const AGAIN: Duration = Duration::from_secs(1);
+/// The longest that loads and stores wait for the roll. A near tier may have all they need.
+const PATIENCE: Duration = Duration::from_secs(2);
 /// The most marks that a roll holds. The oldest go first.
 const MOST_MARKS: usize = 1024;
 /// An engine that disagrees with so many writers is taken to be wrong itself.
@@ -85,13 +90,27 @@ pub struct Trust {
     known: RwLock<Known>,
     /// When the roll is read again.
     next: Mutex<Option<Instant>>,
-    was_read: AtomicBool,
+    was_asked: AtomicBool,
 }
 
 #[derive(Default)]
 struct Known {
     marks: BTreeSet<Mark>,
     distrusted: HashSet<Writer>,
+}
+
+impl Known {
+    /// The mark of a witness on itself, if that is due. `last` is a mark of the same witness.
+    fn on_itself(&self, last: &Mark) -> Option<Mark> {
+        let witness = last.witness;
+        let by_witness = self.marks.iter().filter(|mark| mark.witness == witness);
+        let marked: BTreeSet<Writer> = by_witness.map(|mark| mark.writer).collect();
+        let is_due = marked.len() >= TOO_MANY && !marked.contains(&witness);
+        is_due.then_some(Mark {
+            writer: witness,
+            ..*last
+        })
+    }
 }
 
 impl Trust {
@@ -108,13 +127,18 @@ impl Trust {
             own: Mutex::default(),
             known: RwLock::default(),
             next: Mutex::default(),
-            was_read: AtomicBool::new(false),
+            was_asked: AtomicBool::new(false),
         }
     }
 
     /// Whether no value of this writer is to be loaded.
     pub fn is_distrusted(&self, writer: Writer) -> bool {
         self.known.read().distrusted.contains(&writer)
+    }
+
+    /// Whether this engine's marks count.
+    pub fn is_heard(&self, witness: Writer) -> bool {
+        Votes::of(&self.known.read().marks).hears(witness)
     }
 
     /// All marks that are known, each with whether it counts.
@@ -128,18 +152,21 @@ impl Trust {
     /// Reads the roll if what is known of it is too old at the time `now`. The first call waits for
     /// another thread that reads it; later ones go by what is known.
     pub fn refresh(&self, now: Instant, deadline: Instant) {
-        let next = if self.was_read.load(Ordering::Acquire) {
+        let next = if self.was_asked.load(Ordering::Acquire) {
             self.next.try_lock()
         } else {
             Some(self.next.lock())
         };
         let Some(mut next) = next else { return };
         if next.is_none_or(|next| next <= now) {
-            let after = match self.read(deadline) {
+            let asked = Instant::now();
+            let after = match self.read(deadline.min(asked + PATIENCE)) {
                 Ok(()) => EVERY,
-                Err(_) => AGAIN,
+                // A pool that does not answer takes all the time that it is given.
+                Err(_) => asked.elapsed() + AGAIN,
             };
             *next = Some(now + after);
+            self.was_asked.store(true, Ordering::Release);
         }
     }
 
@@ -154,38 +181,31 @@ impl Trust {
         namespace: Namespace,
         deadline: Instant,
     ) -> (Accused, Result<()>) {
-        let accused = {
+        {
             let mut own = self.own.lock();
-            let by_witness = |mark: &&Mark| mark.witness == witness;
-            if own
-                .iter()
-                .filter(by_witness)
-                .any(|mark| mark.writer == writer)
-            {
+            if own.iter().any(|mark| mark.is_by(witness, writer)) {
                 return (Accused::Again, Ok(()));
             }
             let at = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-            let mark = Mark {
+            own.push(Mark {
                 writer,
                 witness,
                 at: at.map_or(0, |since| since.as_secs()),
                 namespace,
-            };
-            own.push(mark);
-            let others = own.iter().filter(by_witness);
-            let others = others.filter(|mark| mark.writer != witness).count();
-            if others == TOO_MANY {
-                own.push(Mark {
-                    writer: witness,
-                    ..mark
-                });
-                Accused::Itself
-            } else {
-                Accused::Writer
-            }
-        };
+            });
+        }
         self.learn([]);
         let told = self.read(deadline);
+        let is_itself = self
+            .own
+            .lock()
+            .iter()
+            .any(|mark| mark.is_by(witness, witness));
+        let accused = if is_itself {
+            Accused::Itself
+        } else {
+            Accused::Writer
+        };
         (accused, told)
     }
 
@@ -203,7 +223,6 @@ impl Trust {
             found.extend(marks);
         }
         self.learn(found.iter().copied());
-        self.was_read.store(true, Ordering::Release);
         let own: BTreeSet<Mark> = self.own.lock().iter().copied().collect();
         if own.is_subset(&first) {
             return Ok(());
@@ -220,10 +239,10 @@ impl Trust {
             payload: &mut payload,
         };
         let mut arrivals = self.rolls.fetch(vec![destination], deadline);
-        let got = arrivals.pop().map(|arrival| self.rolls.verify(arrival));
-        let bytes = match got {
-            Some(Ok((_, Got::Payload(verified)))) => verified.bytes(),
-            Some(Ok((_, Got::Failed(error)))) => return Err(error),
+        let arrival = arrivals.pop().ok_or_else(unanswered)?;
+        let bytes = match self.rolls.verify(arrival) {
+            Ok((_, Got::Payload(verified))) => verified.bytes(),
+            Ok((_, Got::Failed(error))) => return Err(error),
             // A damaged roll is written anew by those whose marks it had.
             _ => 0,
         };
@@ -256,13 +275,18 @@ impl Trust {
         Ok(())
     }
 
-    /// Takes in marks of the roll, beside the own ones.
+    /// Takes in marks of the roll, beside the own ones. If they are too many by this engine, it marks
+    /// itself.
     fn learn(&self, marks: impl IntoIterator<Item = Mark>) {
-        let own = self.own.lock().clone();
+        let mut own = self.own.lock();
         let mut known = self.known.write();
         // A mark that was seen once holds until this engine ends: a pool may forget it.
         known.marks.extend(marks);
-        known.marks.extend(own);
+        known.marks.extend(own.iter().copied());
+        // The ranks of an engine are one witness. Each may have met other writers.
+        let itself = own.last().and_then(|last| known.on_itself(last));
+        known.marks.extend(itself);
+        own.extend(itself);
         known.distrusted = Votes::of(&known.marks).distrusted();
     }
 }
@@ -285,12 +309,15 @@ impl Votes {
         Self { witnesses }
     }
 
-    /// Whether a mark counts: its witness has not marked itself, and not enough others have marked it.
+    /// Whether a mark counts: its witness is heard, or has marked itself.
     fn counts(&self, mark: &Mark) -> bool {
-        let Some(against) = self.witnesses.get(&mark.witness) else {
-            return true;
-        };
-        mark.writer == mark.witness || !(against.contains(&mark.witness) || against.len() >= ENOUGH)
+        mark.writer == mark.witness || self.hears(mark.witness)
+    }
+
+    /// Whether a witness has not marked itself, and not enough others have marked it.
+    fn hears(&self, witness: Writer) -> bool {
+        let against = self.witnesses.get(&witness);
+        against.is_none_or(|against| !against.contains(&witness) && against.len() < ENOUGH)
     }
 
     fn distrusted(&self) -> HashSet<Writer> {
@@ -310,6 +337,10 @@ impl Votes {
 }
 
 impl Mark {
+    fn is_by(&self, witness: Writer, writer: Writer) -> bool {
+        (self.witness, self.writer) == (witness, writer)
+    }
+
     fn encode(&self) -> [u8; MARK_BYTES] {
         let mut bytes = [0; MARK_BYTES];
         bytes[..8].copy_from_slice(&self.writer.0.to_le_bytes());

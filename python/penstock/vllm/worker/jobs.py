@@ -59,8 +59,8 @@ class Jobs:
     # --- orders ---------------------------------------------------------------------------
 
     def name_groups(self, namespaces: Sequence[bytes], weights: int, writer: int) -> None:
-        """Takes in the groups' namespaces, and who computes what is stored there. They come with the
-        first job, and with the first one after the weights have changed."""
+        """Takes in the groups' namespaces, and who computes what is stored there. They come with
+        the first job, and with the first one after the weights have changed."""
         names = tuple(namespaces)
         if not names or (names, weights) == (self._names, self._weights):
             return

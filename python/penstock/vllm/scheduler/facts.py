@@ -33,8 +33,8 @@ class EngineFacts:
     ranks: int = 1
     """Ranks of the engine, of all pipeline stages."""
     rounding: int = 0
-    """What stands for how the engine rounds numbers, in 24 bits; 0 if it does not always compute the
-    same block to the same bits."""
+    """What stands for how the engine rounds numbers, in 24 bits; 0 if it does not always compute
+    the same block to the same bits."""
     names_sessions_anew: bool = True
     """Whether a block of a session gets another hash when the session drops a token of it."""
     holds_prompts: bool = False

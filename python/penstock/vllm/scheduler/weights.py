@@ -22,12 +22,12 @@ class Weights:
     count: int = 0
     """How often the namespaces have changed with the weights."""
     rounding: int = 0
-    """What stands for how the engine rounds numbers, in 24 bits; 0 if it does not always compute the
-    same block to the same bits."""
+    """What stands for how the engine rounds numbers, in 24 bits; 0 if it does not always compute
+    the same block to the same bits."""
     writer: int = field(init=False)
     """Who computes KV now: this engine with these weights, see ``Writer`` in
-    ``penstock-value/src/header.rs``. If others find its KV to be wrong, that says nothing about what
-    it computes with the next."""
+    ``penstock-value/src/header.rs``. If others find its KV to be wrong, that says nothing about
+    what it computes with the next."""
     changes: dict[str, int] = field(default_factory=dict)
     """Worker → how many changes it has told of."""
     is_unknown: bool = False

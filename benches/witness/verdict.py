@@ -1,6 +1,6 @@
-"""What says that a payload is wrong, and not the same KV computed in another way: the rules and bounds
-of ``penstock-value/src/compare.rs``. Those of fp32 are those of fp16, as devices may multiply in fewer
-bits."""
+"""What says that a payload is wrong, and not the same KV computed in another way: the rules and
+bounds of ``penstock-value/src/compare.rs``. Those of fp32 are those of fp16, as devices may
+multiply in fewer bits."""
 
 from __future__ import annotations
 

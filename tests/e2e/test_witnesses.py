@@ -30,7 +30,7 @@ SETTINGS: dict[str, Any] = {"penstock.host_tier": True, "penstock.model_id": "th
 
 
 def turn_too_slowly() -> None:
-    """Positions count half in rotary embeddings: as with a scaling of 2 that only one engine has."""
+    """Positions count half in rotary embeddings, as with a scaling of 2 that one engine has."""
     from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 
     for name in ("forward_cpu", "forward_native"):
@@ -53,8 +53,8 @@ def halve_adapters() -> None:
         right(self, index, lora_a, halved)
 
     base_linear.BaseLinearLayerWithLoRA.set_lora = wrong
-    for layer in (base_linear.BaseLinearLayerWithLoRA, *_below(base_linear.BaseLinearLayerWithLoRA)):
-        if "set_lora" in vars(layer) and layer is not base_linear.BaseLinearLayerWithLoRA:
+    for layer in _below(base_linear.BaseLinearLayerWithLoRA):
+        if "set_lora" in vars(layer):
             _halve(layer)
 
 
@@ -152,10 +152,12 @@ def test_wrong_kv_is_found_and_never_loaded_again(
         right = [ask(reference, prompt, adapter) for prompt in PROMPTS]
     settings = SETTINGS | {"penstock.witness_share": 0.05}
     with start(llama, settings=settings, **options) as node:
-        # The engine's first hit is compared, so not even one answer is wrong.
-        for prompt, expected in zip(PROMPTS, right, strict=True):
-            assert ask(node, prompt, adapter) == expected
+        # The engine's first hit is compared. Nobody else waits for that, but this test: from then on
+        # not even one answer is wrong.
+        assert ask(node, PROMPTS[0], adapter) == right[0]
         node.wait_for("witness_disagreements", 1)
+        for prompt, expected in zip(PROMPTS[1:], right[1:], strict=True):
+            assert ask(node, prompt, adapter) == expected
         counters = node.counters()
         assert counters["witnessed_blocks"] >= counters["witness_disagreements"]
         found = Store.open(pool).marks(timeout=60.0)

@@ -410,6 +410,17 @@ def test_what_differs_in_packing_has_another_namespace_and_padding_does_not(
     assert of(padded) == of(plain)
 
 
+def test_packed_slots_are_not_compared_as_numbers() -> None:
+    def numbers(spec: Any) -> str | None:
+        config, _ = caches_of(one_group(spec), 6)
+        [group] = compat.transfer_groups(engine(), config)
+        return group.numbers
+
+    assert numbers(attention(KVQuantMode.FP8_PER_TENSOR, 2, 64)) == "fp8_e4m3"
+    # vLLM's mode says no more of these slots, which have scales and bfloat16 beside 8-bit numbers.
+    assert numbers(latents(KVQuantMode.FP8_PER_TENSOR, 656)) is None
+
+
 @pytest.mark.parametrize(
     ("spec", "element"),
     [

@@ -11,6 +11,9 @@ from penstock.cli.findings import Finding
 from penstock.errors import StoreError
 from penstock.pool.namespace import Unreadable, read_namespace
 
+_MOST = 20
+"""The most marks that are told of. Whoever may write to the pool may have made a thousand."""
+
 _ADVICE = (
     "one of the two computes wrong KV: compare weights, adapters, settings and hardware of both "
     "engines (each logs its writer when it starts), and restart the one that is wrong. It is "
@@ -19,20 +22,23 @@ _ADVICE = (
 
 
 def of_marks(store: Store, timeout: float) -> Iterator[Finding]:
-    """A finding for each writer that other engines have marked, and none if there is no such. With
-    encryption keys, of those that engines with these keys have marked."""
+    """A finding for each of the newest marks of writers, and none if there is no such. With
+    encryption keys, of those that engines with these keys have made."""
     try:
         marks = store.marks(timeout=timeout)
     except StoreError as error:
         yield Finding("writers", "note", f"whose KV is wrong could not be read: {error}")
         return
     itself = {writer for writer, witness, *_ in marks if writer == witness}
-    for writer, witness, at, namespace, counts in marks:
-        if writer == witness:
-            continue
+    of_others = [mark for mark in marks if mark[0] != mark[1]]
+    of_others.sort(key=lambda mark: (mark[4], mark[2]), reverse=True)
+    models: dict[bytes, str] = {}
+    for writer, witness, at, namespace, counts in of_others[:_MOST]:
+        if namespace not in models:
+            models[namespace] = _model(store, namespace, timeout)
         said = (
-            f"writer {writer}: engine {witness} computed other KV for the same tokens ({_when(at)}, "
-            f"{_model(store, namespace, timeout)})"
+            f"writer {writer}: engine {witness} computed other KV for the same tokens "
+            f"({_time(at)}, {models[namespace]})"
         )
         if counts:
             yield Finding("writers", "warn", f"{said}. Nothing of that writer is loaded", _ADVICE)
@@ -42,14 +48,17 @@ def of_marks(store: Store, timeout: float) -> Iterator[Finding]:
         else:
             why = "others have found that engine to be wrong"
             yield Finding("writers", "note", f"{said}. It does not count: {why}")
+    if len(of_others) > _MOST:
+        more = len(of_others) - _MOST
+        yield Finding("writers", "note", f"{more} more of which engines said so are not shown")
 
 
-def _when(at: int) -> str:
+def _time(at: int) -> str:
+    """When a mark was made. Whoever may write to the pool may have written any number."""
     try:
         return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    except (OverflowError, OSError, ValueError):
-        # Whoever can write to the pool can write anything there.
-        return "nobody knows when"
+    except (ValueError, OverflowError, OSError):
+        return "at no valid time"
 
 
 def _model(store: Store, namespace: bytes, timeout: float) -> str:

@@ -49,7 +49,8 @@ COUNTERS = {
     "dropped_namespaces": "Namespaces of earlier weights that were removed from the pool on "
     "purpose.",
     "witness_disagreements": "Blocks of which the pool had other KV than this engine computed, "
-    "over all ranks. One of two engines computes wrong KV: see the log, and `penstock doctor`.",
+    "over all ranks. One of two engines computes wrong KV: look at the log, and at "
+    "`penstock doctor`.",
     "unpinned_bytes": "Bytes of host memory that could not be pinned for the GPU: their copies are "
     "slower.",
 }

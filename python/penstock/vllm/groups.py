@@ -80,8 +80,8 @@ class Group:
     """The type of the numbers that pages are made of, as coders call it; None if there are several,
     or if there is no coder for it. It decides only how well values can be compressed."""
     numbers: str | None = None
-    """The type of the numbers for comparisons, whether or not there is a coder for it. Without it, KV
-    is not compared."""
+    """The type of the numbers for comparisons, whether or not there is a coder. Without it, KV that
+    differs says nothing."""
 
     @property
     def is_whole(self) -> bool:

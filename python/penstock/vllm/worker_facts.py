@@ -41,7 +41,7 @@ def worker_facts(vllm_config: Any, kv_cache_config: Any) -> WorkerFacts:
         tensor_rank=rank,
         tokens_per_step=compat.tokens_per_step(vllm_config),
         requests_per_step=compat.requests_per_step(vllm_config),
-        takes_images=vllm_config.model_config.is_multimodal_model,
+        has_noisy_inputs=compat.has_noisy_inputs(vllm_config),
     )
 
 

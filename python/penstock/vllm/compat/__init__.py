@@ -88,7 +88,7 @@ from penstock.vllm.compat.requests import (
     scheduled,
 )
 from penstock.vllm.compat.resets import wrap_resets
-from penstock.vllm.compat.rounding import rounding
+from penstock.vllm.compat.rounding import has_noisy_inputs, rounding
 from penstock.vllm.compat.specs import (
     check_block_hashing,
     has_layer_views,
@@ -157,6 +157,7 @@ __all__ = [
     "forced_layout",
     "has_draft_layers",
     "has_layer_views",
+    "has_noisy_inputs",
     "has_penstock",
     "has_shared_layers",
     "hash_block_size",

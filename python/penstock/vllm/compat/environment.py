@@ -170,6 +170,23 @@ star stands for any text. What is not here counts once it is set: many a variabl
 fewer bits, or has a simulation in place of the model."""
 
 
+_ROUNDING_OF_OTHERS = (
+    *("ATEN_", "CUBLAS", "DNNL_", "GOMP_", "KMP_", "MKL_", "NCCL_", "NVIDIA_TF32_", "OMP_"),
+    *("ONEDNN_", "TORCH_ALLOW_TF32_"),
+)
+"""What the variables of libraries begin with that decide how many threads compute, and how."""
+
+
+def rounding_environment() -> dict[str, str]:
+    """The environment variables that are set and may change how numbers are rounded, though not
+    which ones are meant."""
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(_ROUNDING_OF_OTHERS) or ROUNDING in _reasons(name)
+    }
+
+
 def environment() -> dict[str, str]:
     """The environment variables of vLLM that are set and may change KV."""
     from vllm import envs
@@ -182,4 +199,10 @@ def environment() -> dict[str, str]:
 
 
 def _may_differ(name: str) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in MAY_DIFFER_BY_ENVIRONMENT)
+    return bool(_reasons(name))
+
+
+def _reasons(name: str) -> set[str]:
+    """Why engines may differ in a variable of vLLM. There are none if they may not."""
+    known = MAY_DIFFER_BY_ENVIRONMENT.items()
+    return {reason for pattern, reason in known if fnmatch.fnmatchcase(name, pattern)}

@@ -8,6 +8,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
+from penstock.vllm.compat.environment import rounding_environment
 from penstock.vllm.groups import Groups
 
 _BITS = 24
@@ -20,18 +21,29 @@ def rounding(vllm_config: Any, groups: Groups) -> int:
     vLLM's kernels for CPUs do, whatever else is in a batch and however a prompt is cut, if all
     layers are attention with keys and values. With latent attention and with states they do not
     (``benches/witness_noise.py``). With adapters, quantized weights, images or several ranks nobody
-    has looked. On a device kernels do if vLLM was told to (``VLLM_BATCH_INVARIANT``), which no GPU
-    has confirmed.
+    has looked. Other numbers of threads make other bits. On a device kernels do if vLLM was told to
+    (``VLLM_BATCH_INVARIANT``), which no GPU has confirmed.
     """
     from vllm import envs
     from vllm.platforms import current_platform
 
-    is_known = current_platform.is_cpu() and _is_plain(vllm_config, groups)
-    if not (is_known or envs.VLLM_BATCH_INVARIANT):
+    # Kernels for CPUs know nothing of vLLM's batch-invariant mode.
+    is_cpu = current_platform.is_cpu()
+    if not (_is_plain(vllm_config, groups) if is_cpu else envs.VLLM_BATCH_INVARIANT):
         return 0
-    facts = (_software(), _hardware(), vllm_config.compute_hash())
+    facts = (_software(), _hardware(), rounding_environment(), vllm_config.compute_hash())
     digest = hashlib.sha256(repr(facts).encode()).digest()
     return int.from_bytes(digest[: _BITS // 8], "little") or 1
+
+
+def has_noisy_inputs(vllm_config: Any) -> bool:
+    """Whether what goes into the first layer differs by more than rounding from engine to engine.
+
+    Encoders of images have noise of their own. Kernels of quantized weights may quantize what goes
+    into them, with scales that depend on the batch. Then what was rounding is a step of few bits.
+    """
+    model = vllm_config.model_config
+    return bool(model.is_multimodal_model or model.quantization is not None)
 
 
 def _is_plain(vllm_config: Any, groups: Groups) -> bool:
@@ -56,6 +68,7 @@ def _software() -> tuple[str, ...]:
 
 
 def _hardware() -> tuple[str, ...]:
+    import torch
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu():
@@ -66,4 +79,6 @@ def _hardware() -> tuple[str, ...]:
         wanted = ("model name", "flags", "Features", "CPU part")
         lines = facts.read_text(encoding="utf-8", errors="replace").splitlines()
         kinds = {line for line in lines if line.startswith(wanted)}
-    return (platform.machine(), str(os.cpu_count()), *sorted(kinds))
+    # Workers start as many threads as there are cores for them, unless variables say otherwise.
+    threads = (torch.get_num_threads(), len(os.sched_getaffinity(0)), os.cpu_count())
+    return (platform.machine(), *map(str, threads), *sorted(kinds))

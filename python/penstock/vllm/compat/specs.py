@@ -57,8 +57,10 @@ def transfer_groups(vllm_config: Any, kv_cache_config: KVCacheConfig) -> Groups:
                 packing=packing,
                 element=_numbers(spec, state, vllm_config, _ELEMENTS) if packing is None else None,
                 # What a drafter keeps of a block's last token depends on the next one too, so it
-                # cannot be compared.
-                numbers=_numbers(spec, state, vllm_config, _NUMBERS) if draft is None else None,
+                # cannot be compared. Packed slots have scales and other types beside the numbers.
+                numbers=_numbers(spec, state, vllm_config, _NUMBERS)
+                if draft is None and packing is None
+                else None,
             )
         )
     if not groups:

@@ -55,8 +55,7 @@ class Witnessing:
         self._charged: dict[int, float] = {}
         """Store → seconds that its witnesses are expected to take."""
         self._due = 1.0
-        """Requests to choose. The first hit is one: so the engine compares its KV with the pool's
-        before it loads any."""
+        """Requests to choose. The first hit is one. No other hit waits for what that says."""
 
     # --- the budget -----------------------------------------------------------------------
 

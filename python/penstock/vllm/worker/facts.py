@@ -35,8 +35,9 @@ class WorkerFacts:
     """This rank's number among the stage's tensor-parallel ranks."""
     backends: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     """By a group's position: vLLM's names for the attention backends of its layers here."""
-    takes_images: bool = False
-    """Whether the model reads images, sounds or the like beside tokens."""
+    has_noisy_inputs: bool = False
+    """Whether what goes into the first layer differs by more than rounding from engine to engine:
+    where an encoder makes some of it from images or sounds, or where kernels may quantize it."""
 
     @property
     def ranks(self) -> int:

@@ -108,7 +108,7 @@ def register(
             cuda_device=memory.cuda_device,
             element=facts.groups[position].element,
             numbers=facts.groups[position].numbers,
-            reads_tokens=facts.groups[position].draft is None and not facts.takes_images,
+            reads_tokens=facts.groups[position].draft is None and not facts.has_noisy_inputs,
         )
     shares = tuple(
         held[position].share() if position in held else None

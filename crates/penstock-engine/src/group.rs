@@ -42,6 +42,8 @@ pub struct KvGroup {
     pub numbers: Option<Numbers>,
     /// Whether the layer of index 0 reads embeddings of tokens alone, see [`Content::is_first`].
     pub reads_tokens: bool,
+    /// Whether the model routes tokens to experts, see [`Content::routes`].
+    pub routes: bool,
 }
 
 impl KvGroup {
@@ -57,6 +59,7 @@ impl KvGroup {
             element: None,
             numbers: None,
             reads_tokens: false,
+            routes: false,
         }
     }
 }
@@ -113,6 +116,7 @@ struct Held {
     /// The layers.
     layers: Vec<u16>,
     reads_tokens: bool,
+    routes: bool,
 }
 
 impl Group {
@@ -155,6 +159,7 @@ impl Group {
             numbers: group.numbers,
             layers,
             reads_tokens: group.reads_tokens,
+            routes: group.routes,
         };
         Ok(Self {
             number,
@@ -258,6 +263,7 @@ impl Held {
             pages: self.pages_per_block as usize,
             layers: layers.count(),
             is_first: self.reads_tokens && covered.start == 0 && self.layers.first() == Some(&0),
+            routes: self.routes,
         }
     }
 

@@ -68,6 +68,7 @@ fn transfer(number: u8) -> Transfer {
             pages: 1,
             layers: 1,
             is_first: false,
+            routes: false,
         },
         writer: Writer::UNKNOWN,
     }

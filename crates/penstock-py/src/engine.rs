@@ -119,11 +119,12 @@ impl Engine {
     /// that the tensors are on. Without it, they are in host memory. `element` names the type of the
     /// numbers that the tensors hold, one of `Coder.elements`; None for any other, or several. `numbers`
     /// names the same for comparisons, where it may also be `fp32`. For these, `reads_tokens` says that
-    /// the layer of index 0 reads embeddings of tokens alone.
+    /// the layer of index 0 reads embeddings of tokens alone, and `routes` that the model routes tokens
+    /// to experts.
     #[pyo3(signature = (
         descriptor, group = 0, *, spans = None, pages_per_block = 1, replica = (0, 1),
         cuda_device = None, element = None, numbers = None,
-        reads_tokens = false
+        reads_tokens = false, routes = false
     ))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn register(
@@ -138,6 +139,7 @@ impl Engine {
         element: Option<&str>,
         numbers: Option<&str>,
         reads_tokens: bool,
+        routes: bool,
     ) -> PyResult<()> {
         let regions = descriptor.engine_regions(py)?;
         let mut held = KvGroup::new(device(cuda_device), descriptor.inner().clone(), regions);
@@ -150,6 +152,7 @@ impl Engine {
         held.element = element.map(|name| element_named(py, name)).transpose()?;
         held.numbers = numbers.map(|name| numbers_named(py, name)).transpose()?;
         held.reads_tokens = reads_tokens;
+        held.routes = routes;
         self.native
             .register(group, held)
             .map_err(|error| engine_error(py, &error))

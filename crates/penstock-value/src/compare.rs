@@ -134,6 +134,8 @@ struct Bounds {
 
 /// How many times farther a layer may be than all before it.
 const JUMP: f32 = 8.0;
+/// A layer at this distance has nothing to do with the other side's.
+const UNRELATED: f32 = 1.2;
 /// How many times longer the longest element of a layer may be than that of the other side.
 const PEAK: f32 = 4.0;
 /// A window at this distance has other content, and not the same with noise.
@@ -158,6 +160,10 @@ pub struct Content {
     /// Whether the first of them is the first of the model, and reads embeddings of tokens alone: no
     /// hidden states, and nothing that was made of images.
     pub is_first: bool,
+    /// Whether the model routes tokens to experts. Then rounding may send a token to another one, and
+    /// much of what follows is other: of later layers, only content that has nothing to do with the
+    /// other side's is wrong.
+    pub routes: bool,
 }
 
 /// How far apart two payloads are.
@@ -183,9 +189,9 @@ pub struct Distance {
     pub is_broken: bool,
     /// The share of elements that differ.
     pub differing: f32,
-    /// If these are few, and not in all layers from one on: the most that one of them is off, in distances between neighbouring numbers.
-    /// An element that is shorter than the root mean square counts as that long: short ones are sums
-    /// of long ones, and have their noise.
+    /// If these are few, and not in all layers from one on: the most that one of them is off, in
+    /// distances between neighbouring numbers. An element that is shorter than the root mean square
+    /// counts as that long: short ones are sums of long ones, and have their noise.
     pub ulps: f32,
 }
 
@@ -222,13 +228,25 @@ pub fn compare(content: Content, ours: &[u8], theirs: &[u8], is_exact: bool) -> 
         Numbers::Fp8E4M3 => distance(content, numbers, ours, theirs, |[byte]| e4m3(byte)),
         Numbers::Fp8E5M2 => distance(content, numbers, ours, theirs, quarter),
     };
-    match is_exact || distance.is_of_other_kv(&numbers.bounds()) {
+    let is_other = match content.routes {
+        true => distance.is_of_other_kv_though_routed(&numbers.bounds()),
+        false => distance.is_of_other_kv(&numbers.bounds()),
+    };
+    match is_exact || is_other {
         true => Compared::Apart(distance),
         false => Compared::Alike(distance),
     }
 }
 
 impl Distance {
+    fn is_of_other_kv_though_routed(&self, bounds: &Bounds) -> bool {
+        self.is_broken
+            || self.peak > PEAK
+            || self.layer > UNRELATED
+            || self.first > bounds.first
+            || self.ulps > MOST_ULPS
+    }
+
     fn is_of_other_kv(&self, bounds: &Bounds) -> bool {
         self.is_broken
             || self.peak > PEAK

@@ -9,6 +9,7 @@ fn content(numbers: Numbers) -> Content {
         numbers: Some(numbers),
         pages: 1,
         layers: LAYERS,
+        routes: false,
         is_first: false,
     }
 }
@@ -98,4 +99,35 @@ fn a_token_that_was_decoded_may_have_the_noise_of_other_kernels() {
 
 fn bf16(number: f32) -> [u8; 2] {
     ((number.to_bits() >> 16) as u16).to_le_bytes()
+}
+
+#[test]
+fn where_tokens_are_routed_only_unrelated_layers_are_wrong_beyond_the_first() {
+    // Every second element of the second layer is so many times longer, the others as much shorter.
+    let at = |off_by: f32| {
+        let ours: Vec<f32> = (0..2 * 4096).map(|n| (n as f32).sin() + 1.5).collect();
+        let off = |n: usize| off_by * ours[n] * if n % 2 == 0 { 1.0 } else { -1.0 };
+        let theirs: Vec<f32> = (0..ours.len())
+            .map(|n| if n < 4096 { ours[n] } else { ours[n] + off(n) })
+            .collect();
+        let bytes = |numbers: &[f32]| -> Vec<u8> {
+            let bits = numbers.iter().map(|number| (number.to_bits() >> 16) as u16);
+            bits.flat_map(u16::to_le_bytes).collect()
+        };
+        (bytes(&ours), bytes(&theirs))
+    };
+    let is_apart = |off_by: f32, routes: bool| {
+        let (ours, theirs) = at(off_by);
+        let content = Content {
+            numbers: Some(Numbers::Bf16),
+            pages: 1,
+            layers: 2,
+            is_first: true,
+            routes,
+        };
+        matches!(compare(content, &ours, &theirs, false), Compared::Apart(_))
+    };
+    // At a distance of 0.82, and of 1.25.
+    assert!(is_apart(1.0, false) && !is_apart(1.0, true));
+    assert!(is_apart(2.8, false) && is_apart(2.8, true));
 }

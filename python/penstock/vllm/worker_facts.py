@@ -42,6 +42,7 @@ def worker_facts(vllm_config: Any, kv_cache_config: Any) -> WorkerFacts:
         tokens_per_step=compat.tokens_per_step(vllm_config),
         requests_per_step=compat.requests_per_step(vllm_config),
         has_noisy_inputs=compat.has_noisy_inputs(vllm_config),
+        routes=vllm_config.model_config.get_num_experts() > 0,
     )
 
 

@@ -38,6 +38,8 @@ class WorkerFacts:
     has_noisy_inputs: bool = False
     """Whether what goes into the first layer differs by more than rounding from engine to engine:
     where an encoder makes some of it from images or sounds, or where kernels may quantize it."""
+    routes: bool = False
+    """Whether the model routes tokens to experts."""
 
     @property
     def ranks(self) -> int:

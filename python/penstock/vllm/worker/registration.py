@@ -109,6 +109,7 @@ def register(
             element=facts.groups[position].element,
             numbers=facts.groups[position].numbers,
             reads_tokens=facts.groups[position].draft is None and not facts.has_noisy_inputs,
+            routes=facts.routes,
         )
     shares = tuple(
         held[position].share() if position in held else None

@@ -13,8 +13,8 @@ from penstock.pool.namespace import Unreadable, read_namespace
 
 _ADVICE = (
     "one of the two computes wrong KV: compare weights, adapters, settings and hardware of both "
-    "engines (each logs its writer when it starts), and restart the one that is wrong. It is another "
-    "writer then"
+    "engines (each logs its writer when it starts), and restart the one that is wrong. It is "
+    "another writer then"
 )
 
 
@@ -31,8 +31,8 @@ def of_marks(store: Store, timeout: float) -> Iterator[Finding]:
         if writer == witness:
             continue
         said = (
-            f"writer {writer}: engine {witness} computed other KV for the same tokens ({_when(at)}, "
-            f"{_model(store, namespace, timeout)})"
+            f"writer {writer}: engine {witness} computed other KV for the same tokens "
+            f"({_when(at)}, {_model(store, namespace, timeout)})"
         )
         if counts:
             yield Finding("writers", "warn", f"{said}. Nothing of that writer is loaded", _ADVICE)

@@ -21,9 +21,9 @@ from penstock.errors import ConfigError, PenstockError, Rejected, TooSmall
 
 __all__ = [
     "DESCRIPTIONS",
-    "ROLL",
     "DIGEST_BYTES",
     "RENEWED_SECONDS",
+    "ROLL",
     "Published",
     "Unreadable",
     "description_of",

@@ -24,9 +24,9 @@ from penstock.errors import (
 )
 from penstock.pool.namespace import (
     DESCRIPTIONS,
-    ROLL,
     DIGEST_BYTES,
     RENEWED_SECONDS,
+    ROLL,
     Published,
     Unreadable,
     namespace_digest,

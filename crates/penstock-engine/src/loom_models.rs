@@ -11,7 +11,8 @@ use loom::cell::UnsafeCell;
 use loom::thread;
 use penstock_contract::{Key, Namespace};
 use penstock_layout::{Descriptor, KvLayout, Span};
-use penstock_value::header::Checksum;
+use penstock_value::compare::Content;
+use penstock_value::header::{Checksum, Writer};
 
 use crate::arena::{Arena, Empty, Purpose, Slot, Verified};
 use crate::completion::Completions;
@@ -22,7 +23,7 @@ use crate::outcome::Part;
 use crate::queue::{CopyWork, Payload, Put, PutWork, Queues};
 use crate::registration::Registration;
 use crate::signal::Signals;
-use crate::store_job::StoreJob;
+use crate::store_job::{StoreAim, StoreJob};
 use crate::sync::Shared;
 use crate::{Device, EngineConfig, Event, Outcome, Region};
 
@@ -62,6 +63,13 @@ fn transfer(number: u8) -> Transfer {
         context: Arc::default(),
         bytes: BYTES,
         element: None,
+        content: Content {
+            numbers: None,
+            pages: 1,
+            layers: 1,
+            is_first: false,
+        },
+        writer: Writer::UNKNOWN,
     }
 }
 
@@ -82,7 +90,7 @@ fn store_one(completions: &Arc<Completions>, fence: Fence) -> Arc<StoreJob> {
     StoreJob::new(
         1,
         one_object(),
-        false,
+        StoreAim::Usual,
         fence,
         completions,
         Arc::default(),
@@ -174,7 +182,7 @@ impl House {
 
     fn fill(&self, mut slot: Slot<Empty>, transfer: &Transfer) -> Slot<Verified> {
         self.write(&mut slot);
-        slot.gathered(BYTES, Checksum::of(&[]))
+        slot.gathered(transfer, Checksum::of(&[]))
             .into_verified(transfer)
     }
 
@@ -304,7 +312,7 @@ fn an_object_is_gathered_once_there_is_a_slot_or_cancelled_and_has_one_outcome()
                         CopyWork::Gather(batch) => {
                             for (ticket, mut slot) in batch {
                                 house.write(&mut slot);
-                                let slot = slot.gathered(BYTES, Checksum::of(&[]));
+                                let slot = slot.gathered(ticket.transfer(), Checksum::of(&[]));
                                 let payload = Payload::InSlot(slot);
                                 house.queues.push_put(Put { ticket, payload });
                             }

@@ -122,7 +122,7 @@ counters! {
     kept_bytes,
     /// Objects that were compared with what the store had.
     witnessed_objects,
-    /// Those of which the store had another value, that cannot be of the same KV.
+    /// Compared objects of which the store had another value, that cannot be of the same KV.
     disagreements,
     /// Nanoseconds spent comparing, including the gets of what was compared.
     witness_nanos,

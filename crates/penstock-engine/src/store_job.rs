@@ -66,9 +66,9 @@ impl GivenUp {
 pub(crate) enum StoreAim {
     /// What the store does not have goes there.
     Usual,
-    /// The same, and another engine waits for it.
+    /// What the store does not have goes there, and another engine waits for it.
     Awaited,
-    /// The same, and what the store has already is compared.
+    /// What the store does not have goes there, and what it has already is compared.
     Witness,
 }
 

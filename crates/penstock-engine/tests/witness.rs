@@ -52,7 +52,7 @@ fn numbers(seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// The same numbers, each off by a rounding.
+/// Numbers of a block, each off by a rounding.
 fn rounded(seed: u64) -> Vec<u8> {
     let mut bytes = numbers(seed);
     for element in bytes.as_chunks_mut::<2>().0 {

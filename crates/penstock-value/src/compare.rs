@@ -143,7 +143,7 @@ const FAR_SHARE: f32 = 0.07;
 /// Noise that is in no more than this share of the elements is small in each of them, unless it goes
 /// on through all later layers: one engine may have decoded a token that the other has prefilled.
 const FEW: f32 = 0.01;
-/// So small, in distances between neighbouring numbers.
+/// The most of such noise, in distances between neighbouring numbers.
 const MOST_ULPS: f32 = 8.0;
 
 /// What a payload consists of.
@@ -168,7 +168,7 @@ pub struct Content {
 /// not count.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Distance {
-    /// That of the model's first layer; 0 if it is not among them.
+    /// The distance of the model's first layer; 0 if it is not among them.
     pub first: f32,
     /// The largest of a layer.
     pub layer: f32,
@@ -194,11 +194,11 @@ pub struct Distance {
 pub enum Compared {
     /// All bits are equal.
     Same,
-    /// They differ as honest payloads of the same KV do.
+    /// Both differ as honest payloads of the same KV do.
     Alike(Distance),
     /// One of them is not of this KV.
     Apart(Distance),
-    /// They differ, and their numbers are not known, so nothing follows.
+    /// Both differ, and their numbers are not known, so nothing follows.
     Unknown,
 }
 
@@ -415,7 +415,7 @@ impl Sums {
         }
     }
 
-    /// The same where some are no numbers, or have squares that are too large.
+    /// Sums where some elements are no numbers, or have squares that are too large.
     fn of_any(pairs: impl Iterator<Item = (f32, f32)>) -> Self {
         let mut sums = Self::default();
         for (a, b) in pairs {

@@ -48,15 +48,15 @@ const AGAIN: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(2);
 /// The most marks that a roll holds. The oldest go first.
 const MOST_MARKS: usize = 1024;
-/// So many writers that one engine disagrees with are taken for its own fault.
+/// A number of writers: if one engine disagrees with so many, they are taken for its own fault.
 const TOO_MANY: usize = 3;
-/// So many engines that disagree with a writer show that it is no witness.
+/// A number of engines: if so many disagree with a writer, that shows that it is no witness.
 const ENOUGH: usize = 2;
 
 /// Bytes of a mark in the roll.
 const MARK_BYTES: usize = 3 * 8 + NAMESPACE_BYTES;
 
-/// That one engine has found another's KV to be wrong.
+/// One engine's word that another's KV is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Mark {
     /// Whose KV it was.

@@ -69,14 +69,15 @@ impl Outcome {
         match self {
             Self::Cancelled => 0,
             Self::Rejected(rejection) if rejection.is_foreign() => 1,
-            Self::Rejected(_) | Self::Disagreed => 2,
-            Self::Miss => 3,
-            Self::Failed(_) => 4,
-            Self::TimedOut => 5,
-            Self::Dropped => 6,
-            Self::Skipped => 7,
-            Self::Stored(_) | Self::Loaded(_) => 8,
-            Self::AlreadyPresent | Self::Kept(_) => 9,
+            Self::Rejected(_) => 2,
+            Self::Disagreed => 3,
+            Self::Miss => 4,
+            Self::Failed(_) => 5,
+            Self::TimedOut => 6,
+            Self::Dropped => 7,
+            Self::Skipped => 8,
+            Self::Stored(_) | Self::Loaded(_) => 9,
+            Self::AlreadyPresent | Self::Kept(_) => 10,
         }
     }
 

@@ -20,8 +20,8 @@ PEAKS = 4.0
 FAR = 0.07
 """The share of windows that may be far from each other: a token may have gone to other experts."""
 FEW = 0.01
-"""Noise that is in no more than this share of the elements is small in each of them, unless it goes on
-through all later layers: one engine may have decoded a token that the other has prefilled."""
+"""Noise that is in no more than this share of the elements is small in each of them, unless it goes
+on through all later layers: one engine may have decoded a token that the other has prefilled."""
 MOST_ULPS = 8.0
 """So small: see `Distance.ulps`."""
 

@@ -48,7 +48,6 @@ def test_engines_alike_have_one_number_of_24_bits() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "VLLM_CPU_OMP_THREADS_BIND",
         "VLLM_CPU_ATTN_SPLIT_KV",
         "OMP_NUM_THREADS",
         "ONEDNN_MAX_CPU_ISA",
@@ -62,6 +61,18 @@ def test_what_is_set_to_compute_otherwise_gives_another_number(
     one = compat.rounding(config(), PLAIN)
     monkeypatch.setenv(name, "1")
     assert compat.rounding(config(), PLAIN) != one
+
+
+def test_it_counts_how_many_cores_threads_are_bound_to_and_not_which(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def bound(cores: str) -> int:
+        monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", cores)
+        return compat.rounding(config(), PLAIN)
+
+    assert bound("0") == bound("1") != bound("0,1")
+    assert bound("0-3") == bound("0,2,4-5")
+    assert len({bound(cores) for cores in ("0|1", "0-1|2", "auto", "nobind", "0-1")}) == 5
 
 
 def test_ports_and_places_give_no_other_number(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,8 +141,8 @@ def test_wrong_kv_is_found_and_never_loaded_again(
         right = [ask(reference, prompt, adapter) for prompt in PROMPTS]
     settings = SETTINGS | {"penstock.witness_share": 0.05}
     with start(llama, settings=settings, **options) as node:
-        # The engine's first hit is compared. No request waits for that, but this test does: then not
-        # even one answer is wrong.
+        # The engine's first hit is compared. This test waits for that, so not
+        # even one answer is wrong. Requests do not wait.
         assert ask(node, PROMPTS[0], adapter) == right[0]
         node.wait_for("witness_disagreements", 1)
         for prompt, expected in zip(PROMPTS[1:], right[1:], strict=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import re
 from collections.abc import Mapping
 
 from penstock.vllm.compat.options import ADDRESSES, MEMORY, ROUNDING, WATCHING
@@ -181,10 +182,23 @@ def rounding_environment() -> dict[str, str]:
     """The environment variables that are set and may change how numbers are rounded, though not
     which ones are meant."""
     return {
-        name: value
+        name: _sizes(value) if name == "VLLM_CPU_OMP_THREADS_BIND" else value
         for name, value in sorted(os.environ.items())
-        if name.startswith(_ROUNDING_OF_OTHERS) or ROUNDING in _reasons(name)
+        if (name.startswith(_ROUNDING_OF_OTHERS) or ROUNDING in _reasons(name))
+        and not name.endswith(("AFFINITY", "_PLACES"))
     }
+
+
+def _sizes(cores: str) -> str:
+    """How many cores each rank is bound to, as in `0-3,8|4-7,9`: which ones does not matter."""
+    if not re.fullmatch(r"[0-9,|-]+", cores):
+        return cores
+    return "|".join(str(sum(map(_size, part.split(",")))) for part in cores.split("|"))
+
+
+def _size(cores: str) -> int:
+    first, _, last = cores.partition("-")
+    return int(last) - int(first) + 1 if first and last else 1
 
 
 def environment() -> dict[str, str]:

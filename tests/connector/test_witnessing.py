@@ -61,7 +61,7 @@ def compared(engine: PlainEngine, request: Asked) -> list[int]:
     """Computes the rest of a prompt. The first tokens of the blocks that the pool has and that are
     to be compared."""
     stores = computed(engine, request)
-    assert all(job.is_witness for job in stores)
+    assert all(job.witnesses for job in stores)
     return sorted(first for job in stores for _, first in job.blocks.places)
 
 
@@ -109,7 +109,7 @@ def test_without_time_nothing_is_compared() -> None:
         other = engine.ask("other", LONG)
         assert engine.match(other) == 0
         [store] = computed(engine, other)
-        assert not store.is_witness
+        assert not store.witnesses
 
 
 def test_what_is_new_may_be_compared_if_another_engine_was_faster() -> None:
@@ -117,14 +117,14 @@ def test_what_is_new_may_be_compared_if_another_engine_was_faster() -> None:
     request = engine.ask("r", PROMPT)
     assert engine.match(request) == 0
     [store] = computed(engine, request)
-    assert store.is_witness
+    assert store.witnesses
     for part in list(engine.parts):
         engine.end(part, disagreed=[3], witnessed=1, seconds=1.0)
     # The budget is overdrawn.
     other = engine.ask("other", LONG)
     assert engine.match(other) == 0
     [store] = computed(engine, other)
-    assert not store.is_witness
+    assert not store.witnesses
     assert count(engine, "stored_blocks") == 4
 
 
@@ -138,14 +138,14 @@ def test_what_is_computed_behind_loaded_blocks_is_not_compared() -> None:
     engine.settle()
     loading.num_computed_tokens = 8
     [store] = computed(engine, loading)
-    assert not store.is_witness
+    assert not store.witnesses
     engine.settle()
     # So is what another computes behind these blocks, which it has from the engine's cache.
     longer = engine.ask("longer", [*PROMPT[:20], *LONG])
     assert engine.match(longer, 20) == 0
     longer.num_computed_tokens = 20
     [store] = computed(engine, longer)
-    assert not store.is_witness
+    assert not store.witnesses
     engine.settle()
 
 
@@ -234,7 +234,7 @@ def test_windows_and_states_are_compared_too() -> None:
         engine.half._witnessing.on_report(100, 0.0001)
         [store] = computed(engine, request)
         groups = [group for group, _ in store.blocks.places]
-        assert store.is_witness
+        assert store.witnesses
         assert 0 < groups.count(1) <= expected
         assert 0 < groups.count(0) <= 5
         engine.settle()
@@ -247,7 +247,7 @@ def test_a_tenants_blocks_are_compared_in_its_own_namespaces() -> None:
         params = {"penstock.tenant": "red"}
         request = declined(engine, name, PROMPT, params=params, salt=salt)
         [store] = computed(engine, request)
-        assert store.is_witness
+        assert store.witnesses
         assert (store.tenant, len(store.blocks)) == (("red", 2) if salt else ("", 5))
         engine.settle()
 
@@ -368,7 +368,7 @@ def test_a_chosen_request_is_compared_beyond_the_budget_and_is_no_declined_load(
     orders: StepOrders = engine.step({"r": 21})
     assert orders.release == [job.job]
     [store] = orders.stores
-    assert (store.is_witness, len(store.blocks)) == (True, 4)
+    assert (store.witnesses, len(store.blocks)) == (4, 4)
     engine.settle()
     counts = engine.half.take_counts()
     assert counts is not None
@@ -418,3 +418,42 @@ def test_an_engine_that_does_not_store_compares_nothing_and_chooses_nobody() -> 
     assert offered == 20
     stores: list[BlockJob] = computed(engine, request)
     assert stores == []
+
+
+def test_a_chosen_request_in_many_steps_stays_within_four_blocks() -> None:
+    engine = comparing(witness_share=1)
+    engine.put_prompt(LONG)
+    request = engine.ask("r", LONG)
+    assert engine.match(request) == 0
+    engine.half._witnessing.on_report(1, 5.0)
+    total = 0
+    for _ in range(8):
+        orders = engine.step({"r": 16})
+        request.num_computed_tokens += 16
+        total += sum(store.witnesses for store in orders.stores)
+    assert total == 4
+
+
+def test_what_is_new_is_compared_within_the_budget() -> None:
+    engine = comparing()
+    request = engine.ask("r", LONG)
+    assert engine.match(request) == 0
+    allowed = engine.half._witnessing.allowed(engine.half._requests["r"])
+    [store] = computed(engine, request)
+    assert len(store.blocks) > allowed
+    assert store.witnesses == allowed
+
+
+def test_what_a_sibling_connector_loaded_is_not_the_engines_own() -> None:
+    engine = comparing()
+    first = engine.ask("first", PROMPT)
+    assert engine.match(first) == 0
+    computed(engine, first)
+    engine.settle()
+    engine.step({})
+    second = engine.ask("second", [*PROMPT[:20], *LONG])
+    assert engine.match(second, 0) == 20
+    # Another part of a MultiConnector was taken for these tokens: nothing is loaded here.
+    second.num_computed_tokens = 20
+    assert not any(store.witnesses for store in computed(engine, second))
+    engine.settle()

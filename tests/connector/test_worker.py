@@ -152,6 +152,9 @@ def test_what_failed_in_the_background_is_said_once_and_counted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Failing:
+        def stats(self) -> dict[str, int]:
+            return {}
+
         def __init__(self) -> None:
             self.faults = [("4096 bytes of host memory could not be pinned", 4096)]
             self.faults.append(("not measured", 0))

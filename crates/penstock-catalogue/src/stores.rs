@@ -146,6 +146,23 @@ impl Catalogue {
         }
     }
 
+    /// Notes that somebody else has loaded the request's tokens from `first` to `end`: its blocks there,
+    /// and all after them, are not this engine's own. Says nothing about a request that is not known.
+    pub fn note_loaded(&mut self, id: &str, first: u64, end: u64) {
+        let Some(request) = self.requests.get_mut(id) else {
+            return;
+        };
+        request.own_from = None;
+        for (position, group) in self.groups.iter().enumerate() {
+            let blocks = &request.blocks[position];
+            let within = |at: u64| ((at / group.block_tokens) as usize).min(blocks.len());
+            let last = within(end.next_multiple_of(group.block_tokens));
+            for &number in &blocks[within(first)..last] {
+                self.index.set_loaded(number);
+            }
+        }
+    }
+
     /// Notes that no rank reads a store's blocks any more.
     pub fn on_read(&mut self, job: u64) {
         let Some(store) = self.jobs.get_mut(&job) else {

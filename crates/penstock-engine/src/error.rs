@@ -108,8 +108,9 @@ pub enum Fault {
     /// The store had other KV than this engine computed.
     #[error(
         "wrong KV: writer {writer} has stored other KV than this engine ({witness}) computes for the \
-         same tokens ({key}; distances: first layer {:.3}, any layer {:.3}). The value was removed. {}",
-        distance.first, distance.layer, what_follows(*accused)
+         same tokens ({key}; distance {:.3}, of the first layer {:.3}; 0 where single bits differ). The \
+         value was removed. {}",
+        distance.layer, distance.first, what_follows(*accused, writer == witness)
     )]
     Disagreement {
         /// Where the value lay.
@@ -127,7 +128,7 @@ pub enum Fault {
     #[error(
         "other engines compute other KV than this one (writer {writer}): nobody loads what it has \
          stored, and it stores nothing more. Compare its weights, adapters, settings and hardware with \
-         those of the others (`penstock doctor --pool URL` lists who disagrees), then restart it"
+         those of the others (`penstock doctor URL` lists who disagrees), then restart it"
     )]
     Distrusted {
         /// Who this engine is.
@@ -135,15 +136,19 @@ pub enum Fault {
     },
 }
 
-fn what_follows(accused: Option<Accused>) -> &'static str {
+fn what_follows(accused: Option<Accused>, is_own: bool) -> &'static str {
     match accused {
+        None if is_own => {
+            "It was this engine's own value: its memory or its device may be faulty. If this goes on, \
+             take it out of service"
+        }
         None => {
             "Who stored it is not known, so its other values stay: if this goes on, remove the \
                  namespace (`penstock pool purge --namespace`)"
         }
         Some(Accused::Writer | Accused::Again) => {
             "No engine loads what that writer has stored any more. Compare weights, adapters, settings \
-             and hardware of both (`penstock doctor --pool URL` lists who disagrees), and restart the \
+             and hardware of both (`penstock doctor URL` lists who disagrees), and restart the \
              one that is wrong"
         }
         Some(Accused::Itself) => {

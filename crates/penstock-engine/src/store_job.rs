@@ -24,6 +24,8 @@ pub(crate) struct StoreJob {
     /// The blocks that the objects make up.
     parts: Vec<Part>,
     aim: StoreAim,
+    /// The first of the objects that are compared.
+    first_witness: usize,
     since: Instant,
     /// No block is read before the fence is passed.
     fence: Fence,
@@ -68,8 +70,9 @@ pub(crate) enum StoreAim {
     Usual,
     /// What the store does not have goes there, and another engine waits for it.
     Awaited,
-    /// What the store does not have goes there, and what it has already is compared.
-    Witness,
+    /// What the store does not have goes there, and what it has of so many blocks, the last ones, is
+    /// compared.
+    Witness(usize),
 }
 
 impl StoreJob {
@@ -84,6 +87,12 @@ impl StoreJob {
     ) -> Arc<Self> {
         let Plan { objects, parts } = plan;
         let count = objects.len();
+        let others = match aim {
+            StoreAim::Witness(witnesses) => parts.len().saturating_sub(witnesses),
+            StoreAim::Usual | StoreAim::Awaited => parts.len(),
+        };
+        let before = others.checked_sub(1).and_then(|last| parts.get(last));
+        let first_witness = before.map_or(0, |part| part.end);
         let state = State {
             outcomes: vec![None; count],
             unread: count,
@@ -95,6 +104,7 @@ impl StoreJob {
             objects,
             parts,
             aim,
+            first_witness,
             since: Instant::now(),
             fence,
             state: Mutex::new(state),
@@ -220,7 +230,7 @@ impl StoreTicket {
 
     /// Whether it is compared with what the store has.
     pub(crate) fn is_witness(&self) -> bool {
-        self.job.aim == StoreAim::Witness
+        self.index >= self.job.first_witness
     }
 
     /// What of the job was given up.

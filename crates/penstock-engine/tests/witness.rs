@@ -68,7 +68,8 @@ fn store(rig: &Rig, blocks: Vec<Block>) -> Vec<Outcome> {
 
 fn witness(rig: &Rig, blocks: &[Block]) -> Vec<Outcome> {
     let owner = Owner::default();
-    rig.submit_witness(1, blocks, &owner, Fence::NONE).unwrap();
+    rig.submit_witness(1, blocks, blocks.len(), &owner, Fence::NONE)
+        .unwrap();
     outcomes(rig, 1)
 }
 

@@ -573,6 +573,12 @@ impl Catalogue {
         self.native.note_state(request, group, tokens);
     }
 
+    /// Notes that somebody else has loaded the request's tokens from `first` to `end`. What it computes
+    /// after them does not count as this engine's own.
+    fn note_loaded(&mut self, request: &str, first: u64, end: u64) {
+        self.native.note_loaded(request, first, end);
+    }
+
     /// Notes that the request was preempted: it begins anew.
     fn pause(&mut self, request: &str, lookup: &Lookup) -> PyResult<()> {
         let dropped = raising(self.native.pause(request))?;

@@ -206,10 +206,10 @@ impl Engine {
     /// namespaces of this tenant. A load must give the same of both.
     ///
     /// If the blocks are `awaited` by another engine, they are put before all others that wait. If not,
-    /// and they are a `witness`, then those that the store has already are compared with what it has.
-    /// This engine must have computed them, and all that they were computed from.
+    /// the last `witnesses` of them are compared with what the store has of them, if it has them. This
+    /// engine must have computed these, and all that they were computed from.
     #[pyo3(signature = (
-        job, blocks, *, salt = None, tenant = "", awaited = false, witness = false, after = None
+        job, blocks, *, salt = None, tenant = "", awaited = false, witnesses = 0, after = None
     ))]
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn submit_store(
@@ -220,15 +220,16 @@ impl Engine {
         salt: Option<&[u8]>,
         tenant: &str,
         awaited: bool,
-        witness: bool,
+        witnesses: usize,
         after: Option<&Bound<'_, Fence>>,
     ) -> PyResult<()> {
         let owner = owner(py, salt, tenant)?;
         let (blocks, after) = (&blocks.get().blocks, behind(after));
         let submitted = if awaited {
             self.native.submit_awaited_store(job, blocks, &owner, after)
-        } else if witness {
-            self.native.submit_witness(job, blocks, &owner, after)
+        } else if witnesses > 0 {
+            self.native
+                .submit_witness(job, blocks, witnesses, &owner, after)
         } else {
             self.native.submit_store(job, blocks, &owner, after)
         };

@@ -61,8 +61,9 @@ WHOLE = (0, 1, 0, 1)
 """The span of an object that is not cut by layers or heads."""
 _WHOLE = struct.pack("<4H", *WHOLE)
 
-DESCRIPTIONS = hashlib.sha256(b"penstock namespace descriptions").digest()[:DIGEST_BYTES]
-"""The namespace in which descriptions of namespaces lie."""
+DESCRIPTIONS = hashlib.sha256(b"penstock namespace descriptions 2").digest()[:DIGEST_BYTES]
+"""The namespace in which descriptions of namespaces lie. The number is the format version of
+values, as for all other namespaces."""
 
 ROLL = hashlib.sha256(b"penstock distrusted writers").digest()[:DIGEST_BYTES]
 """The namespace in which engines tell each other whose KV is wrong, see `Store.marks`."""

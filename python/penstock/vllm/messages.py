@@ -49,9 +49,9 @@ class BlockJob:
     """The LoRA adapter in the blocks' hashes."""
     is_stale: bool = False
     """Whether its blocks are of weights that are gone. Then nothing is moved."""
-    is_witness: bool = False
-    """Whether a store's blocks may be compared with what the pool has already. This engine has
-    computed all of them, on top of blocks that it has computed."""
+    witnesses: int = 0
+    """So many of a store's blocks, the last ones, are compared with what the pool has of them, if
+    it has them. This engine has computed them, on top of blocks that it has computed."""
 
 
 @dataclass

@@ -35,20 +35,19 @@ impl Engine {
         )
     }
 
-    /// Stores blocks, and compares those that the store has already with what it has, see
-    /// [`Outcome::Disagreed`]. This engine must have computed them itself, and so must it have
-    /// whatever they were computed from. See [`submit_store`](Self::submit_store) for the rest.
+    /// Stores blocks, and compares the last `witnesses` of them with what the store has, if it has
+    /// them: see [`Outcome::Disagreed`]. This engine must have computed these itself, and so must it
+    /// have whatever they were computed from. See [`submit_store`](Self::submit_store) for the rest.
     pub fn submit_witness(
         &self,
         job: u64,
         blocks: &[Block],
+        witnesses: usize,
         owner: &Owner,
         after: Fence,
     ) -> Result<(), EngineError> {
-        self.begin_store(
-            job,
-            self.store_job(job, blocks, owner, StoreAim::Witness, after)?,
-        )
+        let aim = StoreAim::Witness(witnesses);
+        self.begin_store(job, self.store_job(job, blocks, owner, aim, after)?)
     }
 
     /// Stores blocks that another engine waits for. They are put before all others that wait. See

@@ -180,7 +180,8 @@ fn quarantine(inner: &Inner, transfer: &Transfer) {
 /// Marks the writer of a value. None if it is not known, or if this engine tells nobody.
 fn accuse(inner: &Inner, transfer: &Transfer, writer: Writer, by: Instant) -> Option<Accused> {
     let trust = inner.store.trust()?;
-    if writer == Writer::UNKNOWN || transfer.writer == Writer::UNKNOWN {
+    // A value that this engine has stored itself tells of its memory, and accuses nobody else.
+    if [Writer::UNKNOWN, transfer.writer].contains(&writer) || transfer.writer == Writer::UNKNOWN {
         return None;
     }
     // If the pool could not be told now, it is told when the roll is read again.

@@ -17,7 +17,7 @@
 //! before it is removed. Else the first of two to compare would always be right.
 //!
 //! The roll only grows, so engines that write it at the same time lose nothing for long: each looks
-//! for its own marks whenever it reads the roll, and writes those that are not there.
+//! for the marks that it knows whenever it reads the roll, and writes it anew if some are not there.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io::IoSliceMut;
@@ -209,7 +209,8 @@ impl Trust {
         (accused, told)
     }
 
-    /// Reads the roll, and writes those of the own marks that are not there.
+    /// Reads the roll, and writes it anew if it lacks marks that are known: a pool may forget it, and
+    /// of two engines that write it at once one loses.
     ///
     /// Fails if the pool did.
     pub fn read(&self, deadline: Instant) -> Result<()> {
@@ -223,12 +224,11 @@ impl Trust {
             found.extend(marks);
         }
         self.learn(found.iter().copied());
-        let own: BTreeSet<Mark> = self.own.lock().iter().copied().collect();
-        if own.is_subset(&first) {
+        let known = newest(&self.known.read().marks);
+        if known.is_subset(&first) {
             return Ok(());
         }
-        first.extend(own);
-        self.write(&first, deadline)
+        self.write(&known, deadline)
     }
 
     fn read_one(&self, key: &Key, deadline: Instant) -> Result<BTreeSet<Mark>> {
@@ -251,10 +251,7 @@ impl Trust {
     }
 
     fn write(&self, marks: &BTreeSet<Mark>, deadline: Instant) -> Result<()> {
-        let mut newest: Vec<&Mark> = marks.iter().collect();
-        newest.sort_by_key(|mark| std::cmp::Reverse(mark.at));
-        newest.truncate(MOST_MARKS);
-        let payload: Vec<u8> = newest.into_iter().flat_map(|mark| mark.encode()).collect();
+        let payload: Vec<u8> = marks.iter().flat_map(Mark::encode).collect();
         let key = &self.keys[0];
         let payload = std::iter::once(&payload[..]);
         let seal = self.rolls.seal(key, &[], payload.clone())?;
@@ -289,6 +286,14 @@ impl Trust {
         own.extend(itself);
         known.distrusted = Votes::of(&known.marks).distrusted();
     }
+}
+
+/// The newest marks, as many as a roll holds.
+fn newest(marks: &BTreeSet<Mark>) -> BTreeSet<Mark> {
+    let mut newest: Vec<Mark> = marks.iter().copied().collect();
+    newest.sort_by_key(|mark| std::cmp::Reverse(mark.at));
+    newest.truncate(MOST_MARKS);
+    newest.into_iter().collect()
 }
 
 /// Who has marked whom.

@@ -336,6 +336,8 @@ class SchedulerHalf:
         for place in done.started:
             state = self._requests[step.requests[place]]
             state.phase = Phase.RUNNING
+            if (computed := step.computed[place]) > state.reached:
+                self._catalogue.note_loaded(state.id, state.reached, computed)
             self._spans.end_without_load(state)
             self._prefetching.forget(state)
         self._probing.decline_unawaited()

@@ -52,6 +52,7 @@ class Loading:
         limits = self._transfers.begin(number, moved, offer.choice)
         state.load = self._orders.load(number, state, blocks, *limits)
         state.phase = Phase.LOADING
+        state.reached = end
         state.load_bytes = (moved.host_bytes, moved.pool_bytes)
         self._savings.begin_wait(state)
         self._spans.begin_load(state, number, tokens, blocks, *state.load_bytes)

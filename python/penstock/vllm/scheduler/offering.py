@@ -56,6 +56,7 @@ class Offering:
         """How many tokens to load from `first` on. None while this is not known, or if the tokens
         will soon be a local hit."""
         self._sharing.note_local_hit(state, first)
+        state.reached = first
         tokens = self._match(state, first)
         if tokens is None:
             self._savings.begin_wait(state)

@@ -38,12 +38,12 @@ class Orders:
         self._next.cancel_loads.append(number)
 
     def store(
-        self, number: int, state: RequestState, blocks: Blocks, *, is_witness: bool = False
+        self, number: int, state: RequestState, blocks: Blocks, *, witnesses: int = 0
     ) -> None:
-        """Orders a store of a request's blocks. With `is_witness`, they may be compared with what
-        the pool has."""
+        """Orders a store of a request's blocks. The last `witnesses` of them are compared with what
+        the pool has of them, if it has them."""
         job = self._job(number, state, blocks)
-        self._next.stores.append(replace(job, is_witness=True) if is_witness else job)
+        self._next.stores.append(replace(job, witnesses=witnesses) if witnesses else job)
 
     def flush(self, stores: Iterable[int]) -> None:
         """Orders workers to read the blocks of these stores before the step."""

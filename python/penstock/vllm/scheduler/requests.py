@@ -142,6 +142,11 @@ class RequestState:
     """Bytes of its load, or last load, from host memory and from the pool."""
     prefetches: list[int] = field(default_factory=list)
     """The prefetches that keep blocks for it."""
+    witnesses: int = 0
+    """Its blocks that were ordered to be compared with the pool's."""
+    reached: int = 0
+    """The token after the last one that the engine has of it without computing: by its own cache,
+    and by what is loaded here. Beyond it, another connector beside this one has loaded."""
     is_recomputed: bool | None = None
     """Whether it is computed on purpose, though it could be loaded; None while nothing could be."""
     is_declined: bool = False

@@ -61,8 +61,10 @@ class Storing:
             return
         blocks, witnesses, is_own = begun
         self._stores.begin(number, state, blocks, witnesses)
-        # The pool may have got the others, too, since it was asked.
-        self._orders.store(number, state, blocks, is_witness=is_own and allowed > 0)
+        state.witnesses += witnesses
+        # The pool may have got some of the others, too, since it was asked.
+        compared = max(witnesses, min(allowed, len(blocks))) if is_own else 0
+        self._orders.store(number, state, blocks, witnesses=compared)
 
     def flush_given_away(self, new_blocks: Callable[[], Iterable[int]]) -> None:
         """Orders workers to end their reading of blocks before the step, if the engine has given

@@ -29,7 +29,7 @@ _MOST_BLOCKS = 8
 """The most blocks that are compared for one request in one step."""
 
 _MOST_BLOCKS_ON_PURPOSE = 4
-"""The blocks of a request that was chosen, whatever the budget has."""
+"""So many blocks of a request that was chosen are compared, whatever the budget has."""
 
 
 class Witnessing:
@@ -72,7 +72,7 @@ class Witnessing:
         # However long a block takes, the whole budget is enough for one.
         seconds = min(self._block_seconds(), _MOST_SECONDS)
         within = max(int(self._budget / seconds), 0)
-        least = _MOST_BLOCKS_ON_PURPOSE if state.is_recomputed else 0
+        least = _MOST_BLOCKS_ON_PURPOSE - state.witnesses if state.is_recomputed else 0
         return max(least, min(within, _MOST_BLOCKS))
 
     def on_ordered(self, store: int, witnesses: int) -> None:

@@ -135,7 +135,7 @@ class Jobs:
                 salt=job.salt,
                 tenant=job.tenant,
                 awaited=job.is_awaited,
-                witness=job.is_witness,
+                witnesses=job.witnesses,
                 after=after,
             )
         else:

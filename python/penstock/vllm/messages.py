@@ -50,8 +50,8 @@ class BlockJob:
     is_stale: bool = False
     """Whether its blocks are of weights that are gone. Then nothing is moved."""
     witnesses: int = 0
-    """So many of a store's blocks, the last ones, are compared with what the pool has of them, if
-    it has them. This engine has computed them, on top of blocks that it has computed."""
+    """The number of a store's blocks, the last ones, that are compared with what the pool has of
+    them, if it has them. This engine has computed them, on top of blocks that it has computed."""
 
 
 @dataclass

@@ -143,7 +143,7 @@ class RequestState:
     prefetches: list[int] = field(default_factory=list)
     """The prefetches that keep blocks for it."""
     witnesses: int = 0
-    """Its blocks that were ordered to be compared with the pool's."""
+    """The number of its blocks that were ordered to be compared with the pool's."""
     reached: int = 0
     """The token after the last one that the engine has of it without computing: by its own cache,
     and by what is loaded here. Beyond it, another connector beside this one has loaded."""

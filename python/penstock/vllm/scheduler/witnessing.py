@@ -29,7 +29,7 @@ _MOST_BLOCKS = 8
 """The most blocks that are compared for one request in one step."""
 
 _MOST_BLOCKS_ON_PURPOSE = 4
-"""So many blocks of a request that was chosen are compared, whatever the budget has."""
+"""The blocks of a request that was chosen that are compared, whatever the budget has."""
 
 
 class Witnessing:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from penstock import supervised
 from penstock.supervised import failures
@@ -21,11 +21,13 @@ collect_ignore = ["standin"]
 # A panic that no test asked for ends its process: of a test, and of what a test starts.
 os.environ.setdefault("PENSTOCK_PANICS", "abort")
 
-# A machine may be as slow as it likes: no example of a property test has a time limit of its own.
+# A machine may be as slow as it likes: no example of a property test has a time limit of its own, nor
+# has the making of it.
 # Every run draws the same, so that a change does not fail for what it did not bring. `make soak`
 # draws anew, with `--hypothesis-profile soak`.
-settings.register_profile("penstock", deadline=None, derandomize=True)
-settings.register_profile("soak", deadline=None, print_blob=True)
+_ANY_TIME = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("penstock", derandomize=True, **_ANY_TIME)
+settings.register_profile("soak", print_blob=True, **_ANY_TIME)
 settings.load_profile("penstock")
 
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lab.waiting import LIMIT, eventually
@@ -394,7 +394,7 @@ class HintedSchedule(Schedule):
                     assert first + self.engine.groups[group].block_size <= limit
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100)
 @given(engines(has_hashes=True), st.integers(0, 1 << 32), st.integers(5, 60))
 def test_random_schedules_with_hints_leave_nothing_behind(
     engine: PlainEngine, seed: int, moves: int

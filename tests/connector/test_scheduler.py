@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lab.waiting import LIMIT
@@ -563,7 +563,7 @@ class Schedule:
         return state is not None and state.phase is Phase.LOADING
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150)
 @given(engines(), st.integers(0, 1 << 32), st.integers(5, 60))
 def test_random_schedules_leave_nothing_behind(engine: PlainEngine, seed: int, moves: int) -> None:
     # Drawn beforehand: when look-ups are answered is nobody's to draw.

@@ -209,7 +209,10 @@ def test_many_threads_share_a_pool(pool: Pool) -> None:
         st.binary(max_size=100), st.lists(st.binary(max_size=300), max_size=5), max_size=20
     )
 )
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 def test_any_keys_and_values_come_back(pool: Pool, values: dict[bytes, list[bytes]]) -> None:
     pool.remove(list(values))
     pool.put_many(values.items())

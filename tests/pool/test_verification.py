@@ -133,7 +133,10 @@ def test_values_that_changed_places_are_misses(tampered: Tampered) -> None:
 
 
 @given(at=st.integers(0, HEADER + len(VALUE) - 1), bit=st.integers(0, 7))
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=200,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 def test_any_flipped_bit_is_a_miss(tampered: Tampered, at: int, bit: int) -> None:
     pool = tampered.pool
     pool.put("key", VALUE)

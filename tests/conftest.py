@@ -21,8 +21,8 @@ collect_ignore = ["standin"]
 # A panic that no test asked for ends its process: of a test, and of what a test starts.
 os.environ.setdefault("PENSTOCK_PANICS", "abort")
 
-# A machine may be as slow as it likes: no example of a property test has a time limit of its own, nor
-# has the making of it.
+# A machine may be as slow as it likes: no example of a property test has a time limit of its own,
+# nor has the making of it.
 # Every run draws the same, so that a change does not fail for what it did not bring. `make soak`
 # draws anew, with `--hypothesis-profile soak`.
 _ANY_TIME = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}

@@ -474,13 +474,14 @@ impl Catalogue {
     /// Ends a store on all ranks: its blocks are in the pool, except those at the positions in
     /// `unstored`. Returns how many are in the pool, without the witnesses. The pool has lost those
     /// at the positions in `disagreed`.
-    #[pyo3(signature = (job, unstored, disagreed = Vec::new()))]
+    #[pyo3(signature = (job, unstored, disagreed = None))]
     fn end_store(
         &mut self,
         job: u64,
         unstored: Vec<usize>,
-        disagreed: Vec<usize>,
+        disagreed: Option<Vec<usize>>,
     ) -> PyResult<usize> {
+        let disagreed = disagreed.unwrap_or_default();
         raising(self.native.end_store(job, &unstored, &disagreed))
     }
 

@@ -106,7 +106,7 @@ fn where_tokens_are_routed_only_unrelated_layers_are_wrong_beyond_the_first() {
     // Every second element of the second layer is so many times longer, the others as much shorter.
     let at = |off_by: f32| {
         let ours: Vec<f32> = (0..2 * 4096).map(|n| (n as f32).sin() + 1.5).collect();
-        let off = |n: usize| off_by * ours[n] * if n % 2 == 0 { 1.0 } else { -1.0 };
+        let off = |n: usize| off_by * ours[n] * if n.is_multiple_of(2) { 1.0 } else { -1.0 };
         let theirs: Vec<f32> = (0..ours.len())
             .map(|n| if n < 4096 { ours[n] } else { ours[n] + off(n) })
             .collect();

@@ -17,6 +17,7 @@ from tests.e2e.stored import all_stored
 pytestmark = pytest.mark.e2e
 
 PROMPTS = [tokens(4 * BLOCK + 9, seed=81), tokens(2 * BLOCK + 60, seed=82)]
+HEADER_BYTES = 64
 BLOCKS = 4 + 2
 
 # What one engine can have at once.
@@ -163,14 +164,15 @@ def test_every_line_is_shown_or_it_says_why_not() -> None:
 
 
 def stored(node: Node, folder: Path) -> dict[str, bytes]:
-    """What an engine puts into its pool: the values by their keys."""
+    """What an engine puts into its pool: the payloads by their keys."""
     before = node.counters()
     for prompt in PROMPTS:
         node.ask(prompt)
     all_stored(node, BLOCKS, since=before)
     size = 1 << 16
     files = (path for path in folder.rglob("*") if path.is_file() and path.stat().st_size > size)
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+    # A header names the engine that has computed the payload.
+    return {str(path.relative_to(folder)): path.read_bytes()[HEADER_BYTES:] for path in files}
 
 
 @pytest.fixture(scope="module")

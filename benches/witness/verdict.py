@@ -1,7 +1,8 @@
 """What says that a payload is wrong, and not the same KV computed in another way.
 
-The rules and bounds are those of ``penstock-value/src/compare.rs``. fp32 has the bounds of fp16, as
-devices may multiply in fewer bits."""
+The rules and bounds are those of ``penstock-value/src/compare.rs`` for models without experts. Its
+bounds for models with experts are looser. fp32 has the bounds of fp16, as devices may multiply in
+fewer bits."""
 
 from __future__ import annotations
 

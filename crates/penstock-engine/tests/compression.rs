@@ -3,8 +3,8 @@
 use std::io::IoSlice;
 use std::sync::Arc;
 
-use penstock_contract::{Block, Store};
-use penstock_engine::{Engine, EngineConfig, Fence, KvGroup, Outcome};
+use penstock_contract::Store;
+use penstock_engine::{Engine, EngineConfig, KvGroup, Outcome};
 use penstock_layout::KvLayout;
 use penstock_store::layers::Tiered;
 use penstock_value::compress::Element;
@@ -58,17 +58,6 @@ fn numbers(seed: u64) -> Vec<u8> {
 
 fn fill(kv: &Kv, block: u64, seed: u64) {
     kv.write(block, share(), &numbers(seed));
-}
-
-fn store(rig: &Rig, blocks: Vec<Block>) -> Vec<Outcome> {
-    rig.submit_store(1, blocks, Fence::NONE).unwrap();
-    outcomes(rig, 1)
-}
-
-fn load(rig: &Rig, blocks: Vec<Block>) -> Vec<Outcome> {
-    rig.submit_load(2, blocks, soon(), false, Fence::NONE)
-        .unwrap();
-    outcomes(rig, 2)
 }
 
 #[test]

@@ -61,22 +61,11 @@ fn rounded(seed: u64) -> Vec<u8> {
     bytes
 }
 
-fn store(rig: &Rig, blocks: Vec<Block>) -> Vec<Outcome> {
-    rig.submit_store(1, blocks, Fence::NONE).unwrap();
-    outcomes(rig, 1)
-}
-
 fn witness(rig: &Rig, blocks: &[Block]) -> Vec<Outcome> {
     let owner = Owner::default();
     rig.submit_witness(1, blocks, blocks.len(), &owner, Fence::NONE)
         .unwrap();
     outcomes(rig, 1)
-}
-
-fn load(rig: &Rig, blocks: Vec<Block>) -> Vec<Outcome> {
-    rig.submit_load(2, blocks, soon(), false, Fence::NONE)
-        .unwrap();
-    outcomes(rig, 2)
 }
 
 #[test]

@@ -374,6 +374,19 @@ pub fn outcomes(rig: &Rig, job: u64) -> Vec<Outcome> {
     events(rig, job).last().unwrap().blocks().to_vec()
 }
 
+/// Stores blocks as job 1, and waits for the outcomes.
+pub fn store(rig: &Rig, blocks: Vec<Block>) -> Vec<Outcome> {
+    rig.submit_store(1, blocks, Fence::NONE).unwrap();
+    outcomes(rig, 1)
+}
+
+/// Loads blocks as job 2, and waits for the outcomes.
+pub fn load(rig: &Rig, blocks: Vec<Block>) -> Vec<Outcome> {
+    rig.submit_load(2, blocks, soon(), false, Fence::NONE)
+        .unwrap();
+    outcomes(rig, 2)
+}
+
 /// A value under the key of block 1 that is bad for this `reason`: its load is rejected and writes
 /// nothing, and the value is removed. The load's slot has held the good value.
 pub fn assert_rejected(
